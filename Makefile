@@ -1,0 +1,59 @@
+# On a fresh machine with Python 3.10+ and a C++ compiler, "make demo" and "make test" do all the rest.
+PYTHON ?= python3
+VENV ?= .venv
+# PyPI's torch for Linux carries CUDA (several GB); name a CPU build here if pip finds one.
+TORCH ?= torch==2.13.0
+# Extra arguments for pytest, as in: make test ARGS="tests/cli -x"
+ARGS ?=
+
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard tvm_fusion/csrc/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-full lint format clean
+
+help:
+	@echo "make demo       plan, compile, verify and time a real network on the CPU"
+	@echo "make test       the tests that take minutes"
+	@echo "make test-full  all tests: with PyTorch, every model, packaging in clean environments"
+	@echo "make lint       style of Python and C++;  make format repairs it"
+	@echo "make clean      remove what the other targets made"
+
+install: $(VENV)/installed
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+# Redone only when what an editable install cannot pick up by itself has changed.
+$(VENV)/installed: $(VENV)/bin/python setup.py pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[onnx,dev]"
+	@touch $@
+
+$(VENV)/installed-torch: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python benchmarks/demo.py
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+test-full: $(VENV)/installed-torch
+	$(BIN)/python -m pytest --slow $(ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@if command -v clang-format >/dev/null; then \
+	  clang-format --dry-run --Werror tvm_fusion/csrc/*; \
+	else echo "clang-format is not installed: C++ not checked"; fi
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@if command -v clang-format >/dev/null; then clang-format -i tvm_fusion/csrc/*; fi
+
+clean:
+	rm -rf $(VENV) .demo build dist ./*.egg-info tvm_fusion/_core.so

@@ -1,0 +1,9 @@
+"""Schedule templates: one idea per file, tried in order, a legal fallback last.
+
+``schedule(func, target)`` is the only call that the rest of the package needs; ``register`` adds a template.
+"""
+
+from .base import Limits, ScheduleTemplate, limits
+from .registry import register, schedule, templates
+
+__all__ = ["Limits", "ScheduleTemplate", "limits", "register", "schedule", "templates"]

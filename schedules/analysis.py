@@ -1,0 +1,365 @@
+"""Structure of an unscheduled function: what its blocks compute and how they are connected.
+
+Blocks are classified by their iterators and access patterns, never by their names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import tvm_ffi
+
+from ..compat import ir, s_tir, tirx, tvm
+
+_KINDS = {
+    tirx.IterVar.DataPar: "S",
+    tirx.IterVar.CommReduce: "R",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """A buffer read or written by a block.
+
+    Parameters
+    ----------
+    buffer : str
+        Key of the buffer, the same wherever the same buffer is accessed.
+    shape : tuple of (int or None)
+        Extents, None where symbolic.
+    dtype : str
+        Element type.
+    scope : str
+        Memory scope, ``"global"`` for parameters and unscheduled intermediates.
+    indices : tuple of frozenset of int
+        For each dimension the numbers of the block's iterators that occur in the index.
+    plain : tuple of (int or None)
+        For each dimension the number of the iterator that IS the index, or None.
+    """
+
+    buffer: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    scope: str
+    indices: tuple[frozenset[int], ...]
+    plain: tuple[int | None, ...]
+
+    @property
+    def nbytes(self) -> int | None:
+        """Size of the whole buffer in bytes, None when symbolic."""
+        return None if None in self.shape else math.prod(self.shape) * dtype_bytes(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One block of a function.
+
+    Parameters
+    ----------
+    name : str
+        Its name, made unique within the structure. Stable while the schedule adds no block of the same name.
+    handle : SBlockRV
+        What schedule primitives take. Unlike names it stays valid through every change, and in copies of the
+        schedule.
+    kinds : str
+        One letter per iterator: S spatial, R reduction, O anything else.
+    extents : tuple of (int or None)
+        Iterator extents, None where symbolic.
+    reads, writes : tuple of Access
+        Accesses; an accumulation's own buffer is not among the reads.
+    is_output : bool
+        Whether it writes a parameter of the function.
+    is_injective : bool
+        Whether it can be inlined into its consumers: all iterators spatial, one write, one plain store.
+    """
+
+    name: str
+    handle: s_tir.schedule.SBlockRV = dataclasses.field(compare=False, repr=False)
+    kinds: str
+    extents: tuple[int | None, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    is_output: bool
+    is_injective: bool
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether any iterator is a reduction."""
+        return "R" in self.kinds
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Numbers of the spatial iterators."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind == "S")
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """Numbers of the reduction iterators."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind == "R")
+
+    def extent(self, numbers: Iterable[int]) -> int:
+        """Product of the extents of some iterators (all must be static)."""
+        return math.prod(self.extents[i] for i in numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """All blocks of a function, in program order, and the buffers between them."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every extent is a number."""
+        return all(None not in block.extents for block in self.blocks)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether every block has only spatial and reduction iterators."""
+        return all("O" not in block.kinds for block in self.blocks)
+
+    @property
+    def reductions(self) -> tuple[Block, ...]:
+        """Blocks that reduce."""
+        return tuple(block for block in self.blocks if block.is_reduction)
+
+    @property
+    def outputs(self) -> tuple[Block, ...]:
+        """Blocks that write a parameter."""
+        return tuple(block for block in self.blocks if block.is_output)
+
+    def __getitem__(self, name: str) -> Block:
+        return next(block for block in self.blocks if block.name == name)
+
+    def producers(self, block: Block) -> tuple[Block, ...]:
+        """Blocks that write what ``block`` reads."""
+        read = {access.buffer for access in block.reads}
+        return tuple(
+            other for other in self.blocks if other is not block and read & {w.buffer for w in other.writes}
+        )
+
+    def consumers(self, block: Block) -> tuple[Block, ...]:
+        """Blocks that read what ``block`` writes."""
+        written = {access.buffer for access in block.writes}
+        return tuple(
+            other for other in self.blocks if other is not block and written & {r.buffer for r in other.reads}
+        )
+
+    def ancestors(self, block: Block) -> set[str]:
+        """Names of all blocks that ``block`` depends on."""
+        found: set[str] = set()
+        todo = [block]
+        while todo:
+            for producer in self.producers(todo.pop()):
+                if producer.name not in found:
+                    found.add(producer.name)
+                    todo.append(producer)
+        return found
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element (a bool takes one)."""
+    return max(1, (tvm.DataType(dtype).bits + 7) // 8)
+
+
+def structure(sch: s_tir.Schedule) -> Structure | None:
+    """Read the structure of the function that a schedule works on.
+
+    Returns
+    -------
+    Structure or None
+        None when the function is not in block form (opaque bodies, nested blocks).
+    """
+    func = sch.mod["main"]
+    if root_block(func) is None:
+        return None
+    params = {buffer_key(param) for param in func.params}
+    blocks: list[Block] = []
+    names: set[str] = set()
+    for handle in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(handle)
+        if nodes_of(block.body, s_tir.SBlock):
+            return None
+        name = block.name_hint
+        while name in names:
+            name += "'"
+        names.add(name)
+        blocks.append(_describe(block, name, handle, params))
+    return Structure(tuple(blocks))
+
+
+def root_block(func: tirx.PrimFunc) -> s_tir.SBlock | None:
+    """Return the root block of a function in block form, None for any other function."""
+    realize = func.body
+    return realize.block if isinstance(realize, s_tir.SBlockRealize) else None
+
+
+def buffer_key(buffer: tirx.Buffer) -> str:
+    """Return a key that is equal for the same buffer object only."""
+    return f"{buffer.name}@{buffer.__chandle__()}"
+
+
+def nodes_of(root: tirx.Stmt | tirx.PrimExpr, kind: type) -> list:
+    """Return every node of one type below ``root``, in post order."""
+    nodes: list = []
+    tvm_ffi.structural_walk(root, (kind, nodes.append))
+    return nodes
+
+
+def _describe(
+    block: s_tir.SBlock, name: str, handle: s_tir.schedule.SBlockRV, params: set[str]
+) -> Block:
+    numbers = {iter_var.var.__chandle__(): i for i, iter_var in enumerate(block.iter_vars)}
+    kinds = "".join(_KINDS.get(iter_var.iter_type, "O") for iter_var in block.iter_vars)
+    writes = tuple(_access(region, numbers) for region in block.writes)
+    written = {write.buffer for write in writes}
+    reads = tuple(
+        access
+        for access in (_access(region, numbers) for region in block.reads)
+        if access.buffer not in written
+    )
+    injective = (
+        set(kinds) <= {"S"}
+        and len(writes) == 1
+        and block.init is None
+        and isinstance(block.body, tirx.BufferStore)
+        and _is_permutation(writes[0])
+    )
+    return Block(
+        name=name,
+        handle=handle,
+        kinds=kinds,
+        extents=tuple(_static(iter_var.dom.extent) for iter_var in block.iter_vars),
+        reads=reads,
+        writes=writes,
+        is_output=any(write.buffer in params for write in writes),
+        is_injective=injective,
+    )
+
+
+def _is_permutation(write: Access) -> bool:
+    """Whether every index is one iterator alone or constant, and no iterator occurs twice."""
+    used = [number for number in write.plain if number is not None]
+    simple = all(p is not None or not i for p, i in zip(write.plain, write.indices, strict=True))
+    return simple and len(set(used)) == len(used)
+
+
+def _access(region: ir.TensorRegion, numbers: dict) -> Access:
+    buffer = region.source
+    used, plain = [], []
+    for dim in region.region:
+        used.append(
+            frozenset(
+                numbers[node.__chandle__()]
+                for expr in (dim.min, dim.extent)
+                for node in nodes_of(expr, tirx.Var)
+                if node.__chandle__() in numbers
+            )
+        )
+        is_point = isinstance(dim.extent, tirx.IntImm) and int(dim.extent) == 1
+        is_var = is_point and isinstance(dim.min, tirx.Var)
+        plain.append(numbers.get(dim.min.__chandle__()) if is_var else None)
+    return Access(
+        buffer=buffer_key(buffer),
+        shape=tuple(_static(extent) for extent in buffer.shape),
+        dtype=str(buffer.dtype),
+        scope=buffer.scope(),
+        indices=tuple(used),
+        plain=tuple(plain),
+    )
+
+
+def _static(extent: tirx.PrimExpr | int) -> int | None:
+    if isinstance(extent, int | tirx.IntImm):
+        return int(extent)
+    return None
+
+
+def axis_classes(
+    info: Structure, names: Sequence[str], *, through_params: bool = False
+) -> dict[tuple[str, int], int] | None:
+    """Group the iterators of some blocks that walk the same axis of the buffers between these blocks.
+
+    An iterator and a buffer dimension belong together where the iterator alone is the index. ``softmax`` over rows
+    of ``x[i, j]`` gives two classes: ``i`` of every stage, and ``j`` of every stage.
+
+    Parameters
+    ----------
+    info : Structure
+        The function.
+    names : sequence of str
+        The blocks to look at.
+    through_params : bool
+        Whether two blocks that read the same parameter are connected too, and not only by buffers that one of the
+        blocks writes.
+
+    Returns
+    -------
+    dict of (block name, iterator number) to int, or None
+        Class numbers. None when two iterators of one block fall into the same class (``x @ x.T``), where
+        "the same axis" has no meaning.
+    """
+    parent: dict = {}
+
+    def find(item):
+        parent.setdefault(item, item)
+        while parent[item] != item:
+            item = parent[item]
+        return item
+
+    inner = {write.buffer for name in names for write in info[name].writes}
+    for name in names:
+        block = info[name]
+        for access in (*block.reads, *block.writes):
+            if through_params or access.buffer in inner:
+                for dim, number in enumerate(access.plain):
+                    if number is not None:
+                        parent[find((name, number))] = find((access.buffer, dim))
+    labels: dict = {}
+    classes = {}
+    for name in names:
+        seen = set()
+        for number, extent in enumerate(info[name].extents):
+            label = labels.setdefault(find((name, number)), len(labels))
+            if label in seen and extent != 1:
+                return None
+            seen.add(label)
+            classes[name, number] = label
+    return classes
+
+
+def shared_bytes(func: tirx.PrimFunc) -> int:
+    """Return the static shared memory in bytes that a scheduled function allocates per thread block.
+
+    An upper bound: StorageRewrite may still let buffers share space.
+    """
+    return _allocated(func)[0]
+
+
+def local_bytes(func: tirx.PrimFunc) -> int:
+    """Return the bytes of the per-thread buffers of a scheduled function."""
+    return _allocated(func)[1]
+
+
+def _allocated(func: tirx.PrimFunc) -> tuple[int, int]:
+    mod = tvm.IRModule({"main": func})
+    passes = [
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+    ]
+    lowered = tvm.transform.Sequential(passes)(mod)["main"]
+    shared = local = 0
+    for block in nodes_of(lowered.body, s_tir.SBlock):
+        for buffer in block.alloc_buffers:
+            sizes = [_static(extent) for extent in buffer.shape]
+            size = math.inf if None in sizes else math.prod(sizes) * dtype_bytes(str(buffer.dtype))
+            if buffer.scope().startswith("shared"):
+                shared += size
+            elif buffer.scope() == "local":
+                local += size
+    return shared, local

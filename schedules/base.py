@@ -1,0 +1,112 @@
+"""What a schedule template is, and the numbers of the target that templates use."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+from typing import ClassVar
+
+from ..compat import Target, s_tir, tirx
+from ..devices import device_for
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Numbers of a GPU target that bound a schedule.
+
+    Parameters
+    ----------
+    threads : int
+        Largest number of threads in a block.
+    warp : int
+        Threads in a warp.
+    shared_bytes : int
+        Static shared memory of a block in bytes.
+    registers : int
+        32-bit registers of a block.
+    multiprocessors : int
+        Multiprocessors of the chip that the arch stands for: how many thread blocks keep it busy.
+    """
+
+    threads: int
+    warp: int
+    shared_bytes: int
+    registers: int
+    multiprocessors: int
+
+
+def limits(target: Target) -> Limits:
+    """Read the limits of a GPU target.
+
+    Parameters
+    ----------
+    target : Target
+        A CUDA target with an arch. What it does not state comes from the device table.
+
+    Returns
+    -------
+    Limits
+    """
+    attrs = target.attrs
+    device = device_for(target)
+    threads = attrs.get("max_threads_per_block", device.max_threads_per_block)
+    shared = attrs.get("max_shared_memory_per_block", device.shared_memory_per_block)
+    return Limits(
+        threads=int(threads),
+        warp=int(attrs.get("thread_warp_size", device.warp_size)),
+        # What a block gets beyond this is dynamic shared memory, which no template here asks for.
+        shared_bytes=min(int(shared), device.shared_memory_per_block),
+        registers=int(attrs.get("registers_per_block", device.registers_per_multiprocessor)),
+        multiprocessors=device.multiprocessors,
+    )
+
+
+def arch_number(target: Target) -> int:
+    """Return 90 for a target with arch ``sm_90a``, 0 when the target names no CUDA arch."""
+    match = re.match(r"sm_(\d+)", str(target.attrs.get("arch", "")))
+    return int(match.group(1)) if match else 0
+
+
+class ScheduleTemplate(abc.ABC):
+    """One way of turning an unscheduled PrimFunc into a scheduled one.
+
+    A subclass sets ``name`` and ``kind`` and implements ``apply``. Templates hold no state, so one object serves
+    every function.
+    """
+
+    #: Unique name, as it appears in plans and records.
+    name: ClassVar[str]
+    #: Kind of the targets that it writes code for, ``"cuda"`` or ``"llvm"``.
+    kind: ClassVar[str]
+    #: Smallest compute capability times ten that has the instructions it uses; None when any does.
+    min_arch: ClassVar[int | None] = None
+
+    def accepts(self, target: Target) -> bool:
+        """Say whether this template may write code for ``target``."""
+        if target.kind.name != self.kind:
+            return False
+        return self.min_arch is None or arch_number(target) >= self.min_arch
+
+    @abc.abstractmethod
+    def apply(
+        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
+    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+        """Schedule one function.
+
+        Parameters
+        ----------
+        func : tirx.PrimFunc
+            Unscheduled, in the block form of TVM's LegalizeOps and FuseTIR. It is left untouched.
+        target : Target
+            A target that ``accepts`` said yes to.
+        tunable : bool
+            Whether tile sizes may be sampled decisions instead of numbers.
+
+        Returns
+        -------
+        s_tir.Schedule or tirx.PrimFunc or None
+            The scheduled function, or None when this template does not fit the function.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"

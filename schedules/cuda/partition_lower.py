@@ -1,0 +1,192 @@
+"""Lower one scheduled member to flat statements with its barriers in place.
+
+TVM's barrier pass refuses to put a barrier into a branch, so the members of a partitioned kernel get their barriers
+before they become branches. The passes below are the head of TVM's own s_tir pipeline, up to the barriers; loops are
+left rolled, because the pipeline that compiles the merged function unrolls them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tvm_ffi
+
+from ...compat import Target, s_tir, tirx, tvm
+
+#: Threads of a block, or blocks of a grid, in the order in which CUDA linearises them.
+THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+
+
+@dataclasses.dataclass
+class FlatMember:
+    """A member as flat statements without thread launches.
+
+    Attributes
+    ----------
+    views : list of DeclBuffer
+        Flat views of the member's parameters.
+    body : list of Stmt
+        What one thread executes; refers to ``variables``.
+    variables : dict
+        Each launch variable (``Var``) and its tag, such as ``"threadIdx.x"``.
+    extents : dict
+        Extent by tag.
+    shared : list of Var
+        The shared-memory buffers, whose allocations are not in ``body``.
+    """
+
+    views: list
+    body: list
+    variables: dict
+    extents: dict[str, int]
+    shared: list
+
+    def size(self, tags: tuple[str, ...]) -> int:
+        """Return the number of threads or blocks along ``tags``."""
+        product = 1
+        for tag in tags:
+            product *= self.extents.get(tag, 1)
+        return product
+
+
+def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
+    """Lower a scheduled member; ``None`` when it is not exactly one kernel launch with constant extents."""
+    func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
+    module = tvm.ir.transform.Sequential(_passes(target))(tvm.IRModule({"member": func}))
+    return _peel(module["member"].body)
+
+
+def _passes(target: Target) -> list:
+    config = tvm.transform.PassContext.current().config
+    lower, flat = s_tir.transform, tirx.transform
+    passes = [
+        lower.CanonicalizeLoop(),
+        lower.LowerCrossThreadReduction(),
+        lower.LowerInitBlock(),
+        lower.PlanAndUpdateBufferAllocationLocation(),
+        lower.ConvertBlocksToOpaque(),
+        lower.LiftThreadBinding(),
+        lower.ManifestSharedMemoryLocalStage(),
+        lower.CompactBufferAllocation(),
+        lower.LowerAutoCopy(),
+        lower.UnifyThreadBinding(),
+        lower.LowerMatchBuffer(),
+        lower.StmtSimplify(),
+        lower.InjectPermutedLayout(),
+        lower.AnnotateIrregularLoop(),
+        lower.InjectSoftwarePipeline(),
+        lower.TransformMmaBufferLayout(),
+        lower.LowerOpaqueBlock(),
+        flat.FlattenBuffer(),
+        flat.BF16ComputeLegalize(),
+        flat.NarrowDataType(32),
+        lower.LoopPartition(),
+        flat.VectorizeLoop(not bool(config.get("tirx.disable_vectorize", False))),
+        lower.InjectVirtualThread(),
+        lower.InjectDoubleBuffer(),
+    ]
+    # Storage is shared among a member's buffers here and not after merging, where a barrier could no longer be added.
+    if not bool(config.get("tirx.disable_storage_rewrite", False)):
+        passes.append(flat.StorageRewrite())
+    if bool(config.get("tirx.use_async_copy", False)):
+        passes.append(lower.LowerAsyncDMA())
+    passes += [
+        flat.StmtSimplify(),
+        flat.RemoveNoOp(),
+        lower.RewriteUnsafeSelect(),
+        lower.ThreadSync("shared"),
+        lower.ThreadSync("shared.dyn"),
+        lower.ThreadSync("warp"),
+        lower.InferFragment(),
+        lower.LowerThreadAllreduce(),
+    ]
+    if bool(config.get("tirx.use_async_copy", False)):
+        passes.append(lower.InjectPTXAsyncCopy())
+    # Warp memory is addressed through threadIdx.x, which the merged kernel computes from a linear index.
+    passes.append(flat.LowerWarpMemory())
+    return passes
+
+
+def _peel(body: tirx.Stmt) -> FlatMember | None:
+    """Take the launches, the parameter views and the shared allocations off a lowered kernel."""
+    outer = tirx.stmt_list(body)
+    views, launches = outer[:-1], outer[-1]
+    if not all(isinstance(view, tirx.DeclBuffer) for view in views) or not _is_launch(launches):
+        return None
+    member = FlatMember(views, [], {}, {}, [])
+    try:
+        member.body = _without_launches(launches, member)
+    except _NotOneLaunch:
+        return None
+    return member
+
+
+class _NotOneLaunch(Exception):
+    """Launch extents differ or are not constant."""
+
+
+def _is_launch(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent"
+
+
+def _without_launches(stmt: tirx.Stmt, member: FlatMember) -> list:
+    if _is_launch(stmt):
+        tag, extent = stmt.node.thread_tag, stmt.value
+        if not isinstance(extent, tirx.IntImm) or member.extents.setdefault(
+            tag, int(extent)
+        ) != int(extent):
+            raise _NotOneLaunch
+        if tag not in THREAD_TAGS + BLOCK_TAGS:
+            raise _NotOneLaunch
+        member.variables[stmt.node.var] = tag
+        return _without_launches(stmt.body, member)
+    if isinstance(stmt, tirx.AllocBuffer) and stmt.buffer.scope().startswith("shared"):
+        member.shared.append(stmt.buffer)
+        return []
+    if isinstance(stmt, tirx.SeqStmt):
+        return [inner for part in stmt.seq for inner in _without_launches(part, member)]
+    if not _has_launch_or_shared(stmt):
+        return [stmt]
+    if isinstance(stmt, tirx.AttrStmt):
+        inner = _sequence(_without_launches(stmt.body, member))
+        return [tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, inner)]
+    if isinstance(stmt, tirx.For):
+        inner = _sequence(_without_launches(stmt.body, member))
+        return [
+            tirx.For(
+                stmt.loop_var, stmt.min, stmt.extent, stmt.kind, inner,
+                stmt.thread_binding, stmt.annotations, stmt.step,
+            )
+        ]  # fmt: skip
+    raise _NotOneLaunch
+
+
+def _has_launch_or_shared(stmt: tirx.Stmt) -> bool:
+    return contains(
+        stmt,
+        (tirx.AttrStmt, _is_launch),
+        (tirx.AllocBuffer, lambda node: node.buffer.scope().startswith("shared")),
+    )
+
+
+def _sequence(stmts: list) -> tirx.Stmt:
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(stmts)
+
+
+def contains(root: object, *tests: tuple) -> bool:
+    """Return whether a node below ``root`` has one of the types of ``tests`` and passes its predicate.
+
+    Parameters
+    ----------
+    root : Object
+        A statement or an expression.
+    tests : tuple of (type, callable)
+        Node type and predicate.
+    """
+
+    def stop_if(predicate):  # noqa: ANN001, ANN202
+        return lambda node: tvm_ffi.VisitInterrupt(node) if predicate(node) else None
+
+    callbacks = [(kind, stop_if(predicate)) for kind, predicate in tests]
+    return tvm_ffi.structural_walk(root, callbacks, order="pre") is not None

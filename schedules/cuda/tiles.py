@@ -1,0 +1,244 @@
+"""Choosing tile sizes for a contraction: a small search with a model of where the time goes.
+
+The model counts instructions of a thread block: multiply-adds, loads from shared memory (32 lanes a cycle against 128
+multiply-adds), copies from global to shared memory, and how many multiprocessors have work at all. It only ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+
+from ..analysis import dtype_bytes
+from ..base import Limits
+
+#: Multiply-adds in the time of one load from shared memory, and of copying one element into it.
+_SHARED_LOAD, _COPY = 2.0, 6.0
+
+#: The same for the two barriers of a slice.
+_BARRIER = 40.0
+
+#: Threads of a multiprocessor that hide each other's latency; more add little.
+_BUSY_THREADS = 512
+
+#: Accumulators of a thread, so that operands and addresses fit beside them in 255 (128 at full speed) registers.
+_ACCUMULATORS = 64
+
+#: Elements of the reduction in a slice: fewer make barriers dominate, more add nothing.
+_SLICE = 72
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis of the output; ``divisor`` is the size of its groups where an index divides by it."""
+
+    extent: int
+    divisor: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An input of the anchor.
+
+    ``dims`` has for each dimension its size, the output axes in its index, and the positions of the reduction
+    iterators in its index.
+    """
+
+    dims: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What the search knows: output axes, reduction extents, operands, accumulators per output, and anchors."""
+
+    axes: tuple[Axis, ...]
+    reduced: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    copies: int
+    anchors: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A choice.
+
+    Parameters
+    ----------
+    threads, registers : tuple of int
+        Per output axis, the threads that share it and the elements that each thread keeps.
+    steps : tuple of int
+        Per reduction iterator, the part that is staged at a time.
+    """
+
+    threads: tuple[int, ...]
+    registers: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of a block."""
+        return math.prod(self.threads)
+
+    @property
+    def register_count(self) -> int:
+        """Outputs that a thread keeps."""
+        return math.prod(self.registers)
+
+
+@functools.lru_cache(maxsize=512)
+def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]:
+    """Return the best tiles whose estimated shared memory fits, best first.
+
+    Parameters
+    ----------
+    problem : Problem
+        The contraction.
+    bounds : Limits
+        Limits of the target.
+    count : int
+        How many to return at most.
+    """
+    # Only the three largest axes are tiled; the others (a batch) go to the grid, one element a block.
+    order = sorted(range(len(problem.axes)), key=lambda i: -problem.axes[i].extent)[:3]
+    budget = bounds.shared_bytes // problem.anchors
+    most = max(1, _ACCUMULATORS // problem.copies)
+    registers_of = _products(problem, order, _register_choices, 1, most)
+    scored = []
+    for threads in _products(problem, order, _thread_choices, 2 * bounds.warp, min(bounds.threads, 256)):
+        for registers in registers_of:
+            if not _fits_groups(problem, threads, registers):
+                continue
+            steps = _steps(problem, threads, registers, budget)
+            if steps is not None:
+                scored.append((_cost(problem, threads, registers, steps, bounds), threads, registers, steps))
+    return tuple(Tile(*choice[1:]) for choice in heapq.nsmallest(count, scored))
+
+
+def _products(problem, order, choices, least, most):
+    rank = len(problem.axes)
+    found = set()
+    for combination in itertools.product(*(choices(problem.axes[i].extent) for i in order)):
+        if least <= math.prod(combination) <= max(most, 1):
+            sizes = [1] * rank
+            for axis, size in zip(order, combination, strict=True):
+                sizes[axis] = size
+            found.add(tuple(sizes))
+    if not found:
+        # A small output has fewer elements than a warp has lanes.
+        sizes = [1] * rank
+        for axis in order:
+            sizes[axis] = min(problem.axes[axis].extent, max(1, most // math.prod(sizes)))
+        found.add(tuple(sizes))
+    return sorted(found)
+
+
+def _thread_choices(extent: int) -> list[int]:
+    """Powers of two, and the largest divisors, which leave no thread idle."""
+    divisors = [d for d in range(2, 65) if extent % d == 0]
+    return sorted(size for size in {1, 2, 4, 8, 16, 32, *divisors[-3:]} if size < 2 * extent)
+
+
+def _register_choices(extent: int) -> list[int]:
+    return [7, 1] if extent == 7 else [size for size in (1, 2, 4, 8) if size <= extent]
+
+
+def _fits_groups(problem: Problem, threads, registers) -> bool:
+    for axis, thread, register in zip(problem.axes, threads, registers, strict=True):
+        size = thread * register
+        if axis.divisor and size % axis.divisor and axis.divisor % size:
+            return False
+    return True
+
+
+def _footprint(problem: Problem, operand: Operand, sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+    """Elements of an operand under a tile, and how many of them are contiguous."""
+    total = run = 1
+    for size, spatial, reduced in operand.dims:
+        run = 1
+        for i in spatial:
+            run *= sizes[i]
+        window = 1
+        for i in reduced:
+            window *= steps[i]
+        if spatial and reduced:
+            # A sliding window: as much of the dimension as of the output, and the rest of one window.
+            whole = math.prod(problem.axes[i].extent for i in spatial)
+            run = -(-size * run // whole) + window
+        else:
+            run *= window
+        run = min(size, run)
+        total *= run
+    return total, run
+
+
+def _steps(
+    problem: Problem, threads: Sequence[int], registers: Sequence[int], budget: int
+) -> tuple[int, ...] | None:
+    """Largest slice that fits: whole windows before many channels, single rows when a window is too large."""
+    sizes = [t * r for t, r in zip(threads, registers, strict=True)]
+    for candidates in _step_candidates(problem.reduced):
+        for steps in candidates:
+            used = sum(
+                _footprint(problem, operand, sizes, steps)[0] * dtype_bytes(operand.dtype)
+                for operand in problem.operands
+            )
+            if used <= budget:
+                return steps
+    return None
+
+
+@functools.lru_cache(maxsize=512)
+def _step_candidates(reduced: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Slices to try, the largest first: of whole windows, then of single elements of the window."""
+    channel = max(range(len(reduced)), key=lambda i: reduced[i])
+    extent = reduced[channel]
+    divisors = [d for d in range(1, min(extent, _SLICE) + 1) if extent % d == 0]
+    if divisors == [1] and extent > 1:
+        divisors = [s for s in (1, 4, 8, 16) if s < extent]
+    found = []
+    for whole in (True, False):
+        steps = [
+            tuple(step if i == channel else (size if whole else 1) for i, size in enumerate(reduced))
+            for step in reversed(divisors)
+        ]
+        small = [choice for choice in steps if math.prod(choice) <= _SLICE]
+        found.append(tuple(small or steps[-1:]))
+    return tuple(found)
+
+
+def _cost(
+    problem: Problem,
+    tile_threads: Sequence[int],
+    registers: Sequence[int],
+    steps: Sequence[int],
+    bounds: Limits,
+) -> float:
+    """Estimated time in arbitrary units."""
+    sizes = [t * r for t, r in zip(tile_threads, registers, strict=True)]
+    blocks = 1
+    for axis, size in zip(problem.axes, sizes, strict=True):
+        blocks *= -(-axis.extent // size)
+    threads = -(-math.prod(tile_threads) // bounds.warp) * bounds.warp
+    loads = copied = 0
+    for operand in problem.operands:
+        kept = 1
+        for _, spatial, _ in operand.dims:
+            for i in spatial:
+                kept *= registers[i]
+        loads += kept
+        elements, run = _footprint(problem, operand, sizes, steps)
+        copied += elements * (1 + 8 / run)
+    work = math.prod(steps) * (math.prod(registers) + _SHARED_LOAD * loads)
+    slices = math.prod(-(-extent // step) for extent, step in zip(problem.reduced, steps, strict=True))
+    per_thread = slices * (work + _COPY * copied / threads + _BARRIER)
+    # A multiprocessor works at full rate from _BUSY_THREADS on, below that in proportion.
+    resident = max(1, _BUSY_THREADS // threads)
+    waves = -(-blocks // (bounds.multiprocessors * resident))
+    last = min(blocks, bounds.multiprocessors * resident)
+    busy = min(_BUSY_THREADS, -(-last // bounds.multiprocessors) * threads)
+    return waves * per_thread * max(busy, 4 * bounds.warp)

@@ -1,0 +1,96 @@
+"""The ordered list of templates and the loop that tries them."""
+
+from __future__ import annotations
+
+import logging
+
+from ..compat import Target, s_tir, tirx
+from ..errors import LoweringError
+from .base import ScheduleTemplate
+
+_LOG = logging.getLogger(__name__)
+_TEMPLATES: dict[str, ScheduleTemplate] = {}
+
+
+def register(template: ScheduleTemplate, *, before: str | None = None) -> ScheduleTemplate:
+    """Add a template to the list that ``schedule`` tries.
+
+    Parameters
+    ----------
+    template : ScheduleTemplate
+        The template; its name must be new.
+    before : str or None
+        Name of a registered template that must be tried later than this one; None appends.
+
+    Returns
+    -------
+    ScheduleTemplate
+        The same object.
+
+    Raises
+    ------
+    ValueError
+        If the name is taken, or ``before`` names no template.
+    """
+    if template.name in _TEMPLATES:
+        raise ValueError(f"a schedule template named {template.name!r} is registered already; choose another name")
+    if before is None:
+        _TEMPLATES[template.name] = template
+        return template
+    if before not in _TEMPLATES:
+        raise ValueError(f"no schedule template is named {before!r}; choose from {', '.join(_TEMPLATES)}")
+    entries = list(_TEMPLATES.items())
+    place = [name for name, _ in entries].index(before)
+    entries.insert(place, (template.name, template))
+    _TEMPLATES.clear()
+    _TEMPLATES.update(entries)
+    return template
+
+
+def templates(target: Target) -> list[ScheduleTemplate]:
+    """Return the templates that may write code for ``target``, in the order in which they are tried."""
+    # Imported here because the template files import this module's package while it is being set up.
+    from . import cpu, cuda  # noqa: F401
+
+    return [template for template in _TEMPLATES.values() if template.accepts(target)]
+
+
+def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+    """Schedule a function with the first template that accepts it.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function. With the attribute ``tvm_fusion.strategy`` it is a group, which must become exactly
+        one kernel.
+    target : Target
+        Where it will run.
+
+    Returns
+    -------
+    tuple of (tirx.PrimFunc, str)
+        The scheduled function, with every attribute of ``func`` and ``tirx.is_scheduled``, and the template's name.
+
+    Raises
+    ------
+    LoweringError
+        If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
+    """
+    for template in templates(target):
+        try:
+            result = template.apply(func, target, False)
+        except s_tir.ScheduleError as error:
+            # A primitive refused: the function has a form that the template did not foresee, and a later one may fit.
+            _LOG.warning("template %s failed: %s", template.name, str(error).splitlines()[0])
+            continue
+        if result is None:
+            continue
+        scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
+        # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
+        if func.attrs is None or "global_symbol" not in func.attrs:
+            scheduled = scheduled.without_attr("global_symbol")
+        attrs = dict(func.attrs.items()) if func.attrs is not None else {}
+        return scheduled.with_attrs({**attrs, "tirx.is_scheduled": True}), template.name
+    raise LoweringError(
+        f"no schedule template for {target.kind.name} makes one kernel of this function; leave it ungrouped"
+    )

@@ -1,0 +1,120 @@
+"""Schedule steps that templates share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..compat import s_tir
+from .analysis import Structure, structure
+
+LoopRV = s_tir.schedule.LoopRV
+SBlockRV = s_tir.schedule.SBlockRV
+
+
+def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structure:
+    """Inline every injective block into its consumers.
+
+    Outputs, blocks that fill a staged buffer (any scope but global) and the named ones stay.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule, changed in place.
+    keep : collection of str
+        Names of more blocks to leave alone.
+
+    Returns
+    -------
+    Structure
+        The structure of what is left.
+    """
+    for block in structure(sch).blocks:
+        staged = block.writes[0].scope != "global"
+        if block.is_injective and not block.is_output and not staged and block.name not in keep:
+            sch.compute_inline(block.handle)
+    return structure(sch)
+
+
+def fuse_loops(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Fuse any positive number of nested loops (``Schedule.fuse`` itself wants two)."""
+    return loops[0] if len(loops) == 1 else sch.fuse(*loops)
+
+
+def loops_of(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
+    """Return the loops of a block, with a unit loop added where it has none (a scalar)."""
+    return list(sch.get_loops(block)) or [sch.add_unit_loop(block)]
+
+
+def isolate_outputs(sch: s_tir.Schedule) -> Structure:
+    """Make every output a block that nothing else reads, and that only copies or computes elementwise.
+
+    An output that other blocks read, and a reduction that is an output, first compute into an intermediate that a
+    new block copies out. Afterwards the values never travel through global memory within the function, which one
+    kernel could not synchronise.
+    """
+    for block in structure(sch).outputs:
+        current = structure(sch)
+        consumers = [other.handle for other in current.consumers(block)]
+        if consumers or block.is_reduction:
+            for index in range(len(block.writes)):
+                sch.cache_write(block.handle, index, "global", consumer_blocks=consumers or None)
+    return structure(sch)
+
+
+def tile_loops(
+    sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Sequence[int], registers: Sequence[int]
+) -> tuple[LoopRV, LoopRV, list[LoopRV]]:
+    """Split each loop into block, thread and register parts, and fuse the first two kinds.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule, changed in place.
+    loops : sequence of LoopRV
+        Perfectly nested loops, outermost first.
+    threads, registers : sequence of int
+        Per loop, how many threads share it and how many iterations each keeps. Extents need not divide.
+
+    Returns
+    -------
+    tuple of (LoopRV, LoopRV, list of LoopRV)
+        The fused block loop, the fused thread loop (the last axis varies fastest, so that neighbouring threads
+        touch neighbouring addresses), and the register loops.
+    """
+    parts = [
+        sch.split(loop, [None, thread, register])
+        for loop, thread, register in zip(loops, threads, registers, strict=True)
+    ]
+    outer, middle, inner = (list(kind) for kind in zip(*parts, strict=True))
+    sch.reorder(*outer, *middle, *inner)
+    return fuse_loops(sch, outer), fuse_loops(sch, middle), inner
+
+
+def copy_together(
+    sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, threads: int, rank: int, vector: int = 1
+) -> None:
+    """Fill a staged buffer with all threads of the block, at the top of a loop.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule, changed in place.
+    block : SBlockRV
+        The block that fills the buffer.
+    at : LoopRV
+        Loop inside which it is filled.
+    threads : int
+        Threads of the block, all on ``threadIdx.x``.
+    rank : int
+        Dimensions of the buffer.
+    vector : int
+        Elements that a thread copies at once.
+    """
+    sch.compute_at(block, at, preserve_unit_loops=True)
+    fused = fuse_loops(sch, sch.get_loops(block)[-rank:])
+    if vector > 1:
+        _, thread, lane = sch.split(fused, [None, threads, vector])
+        sch.vectorize(lane)
+    else:
+        _, thread = sch.split(fused, [None, threads])
+    sch.bind(thread, "threadIdx.x")

@@ -1,0 +1,61 @@
+"""Options, markers and skips shared by all tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+from hypothesis import settings
+
+# A loaded machine makes any one example slow; slowness is no failure here.
+settings.register_profile("tvm_fusion", deadline=None, print_blob=True)
+settings.load_profile("tvm_fusion")
+
+MARKERS = {
+    "slow": "takes long; runs with --slow only",
+    "nvcc": "compiles CUDA code; skipped where nvcc is not on PATH",
+    "torch": "needs PyTorch; skipped where it is not installed",
+    "gpu": "needs a CUDA device; skipped where there is none",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--slow``."""
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers; fail early where nvcc is promised but missing."""
+    for name, text in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    if os.environ.get("TVM_FUSION_REQUIRE_NVCC") == "1" and shutil.which("nvcc") is None:
+        raise pytest.UsageError("TVM_FUSION_REQUIRE_NVCC=1 is set, but nvcc is not on PATH")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine or command line leaves out, saying why."""
+    for item in items:
+        for name, reason in _reasons(config, {mark.name for mark in item.iter_markers()}).items():
+            item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
+
+
+def _reasons(config: pytest.Config, marks: set[str]) -> dict[str, str]:
+    """Return why a test with these marks cannot run here."""
+    reasons = {}
+    if "slow" in marks and not config.getoption("--slow"):
+        reasons["slow"] = "runs with --slow (make test-full)"
+    if "nvcc" in marks and shutil.which("nvcc") is None:
+        reasons["nvcc"] = "nvcc is not on PATH; install CUDA or the package's cuda extra"
+    if "torch" in marks and importlib.util.find_spec("torch") is None:
+        reasons["torch"] = "PyTorch is not installed; install the package's torch extra"
+    if "gpu" in marks and not _has_gpu():
+        reasons["gpu"] = "this machine has no CUDA device"
+    return reasons
+
+
+def _has_gpu() -> bool:
+    import tvm
+
+    return bool(tvm.cuda(0).exist)

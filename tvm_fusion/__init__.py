@@ -1,0 +1,1 @@
+"""Operator fusion for TVM: vertical and horizontal groups as annotations, one kernel per group."""

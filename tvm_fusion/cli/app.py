@@ -1,0 +1,99 @@
+"""The program: its commands, and the one place where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from ..errors import FusionError
+from .bench import bench
+from .command import register
+from .compile import compile_model
+from .plan import plan
+from .run import run_model
+from .verify import verify
+
+# Newer releases of typer carry their own copy of click, so click's base error (whose place in
+# the chain BadParameter -> UsageError -> ClickException is the same in all) is taken from there.
+CommandLineError = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="tvm-fusion",
+    help="Operator fusion for models compiled with Apache TVM: plan it, compile it, verify it.",
+    epilog="Exit codes: 0 fine, 1 verification failed, 2 bad usage or bad input.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for function in (plan, compile_model, run_model, verify, bench):
+    register(app, function)
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Show the version, or the help when no command is given."""
+    if version:
+        print(importlib.metadata.version("tvm_fusion"))
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code and never raise an ``Exception``.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name. ``--debug`` anywhere in it adds tracebacks.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    try:
+        code = app(arguments, prog_name="tvm-fusion", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # The reader (as in "| head") has gone; Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (KeyboardInterrupt, typer.Abort):
+        return _report("interrupted", code=130)
+    except CommandLineError as error:
+        return _report(f"{error.format_message()} Try: tvm-fusion {_command(error)}--help")
+    except Exception as error:  # noqa: BLE001 - the boundary: a user never sees a traceback
+        if "--debug" in arguments:
+            traceback.print_exc()
+        return _report(_sentence(error))
+
+
+def _command(error: typer.BadParameter) -> str:
+    """Name of the command whose arguments are wrong, followed by a space, or nothing."""
+    context = getattr(error, "ctx", None)
+    return f"{context.info_name} " if context is not None and context.parent else ""
+
+
+def _sentence(error: Exception) -> str:
+    """Say an error in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if isinstance(error, FusionError | ValueError | OSError | ImportError):
+        return text
+    return f"internal error ({type(error).__name__}): {text}; --debug shows where"
+
+
+def _report(message: str, code: int = 2) -> int:
+    print(f"tvm-fusion: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,33 @@
+"""``tvm-fusion verify``: is the fused model right, as a whole and group by group?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .command import ModelOptions, stage
+
+
+def verify(
+    options: ModelOptions,
+    inputs: Annotated[int, typer.Option(min=1, help="Number of random inputs.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+) -> int:
+    """Compare the fused model with the unfused one, as a whole and group by group.
+
+    A group that differs is named, and the exit code is 1.
+
+    Examples
+    --------
+    tvm-fusion verify resnet50.onnx
+    tvm-fusion verify resnet50.onnx --target cuda --dtype float16 --seed 7
+    """
+    from .. import verify as verify_module
+
+    config, target = options.config(), options.parsed_target()
+    module = options.load()
+    with stage("verifying"):
+        report = verify_module(module, target, config=config, inputs=inputs, seed=seed)
+    print(report)
+    return 0 if report.passed else 1

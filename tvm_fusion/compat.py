@@ -1,0 +1,58 @@
+"""Names that change between TVM releases, in one place (written for apache-tvm 0.27).
+
+TVM renames much at each release (``tir`` became ``tirx`` and ``s_tir``, ``struct_info`` became ``ty``). Modules of
+this package take such names from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, te, tirx, topi
+from tvm.ir.expr import GenericConst as Constant
+from tvm.relax import BlockBuilder
+from tvm.relax.expr import _update_type as update_type
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+
+__all__ = [
+    "BlockBuilder", "Constant", "PyExprMutator", "Target", "import_tensor_intrinsics", "ir", "mutator", "relax", "s_tir",
+    "structural_equal", "structural_hash", "te", "tirx", "topi", "tvm", "update_type",
+]  # fmt: skip
+
+structural_equal = tvm_ffi.structural_equal
+structural_hash = tvm_ffi.structural_hash
+
+
+@contextlib.contextmanager
+def _stack_without_source() -> Iterator[None]:
+    """Replace ``inspect.stack`` by one that reads no source lines.
+
+    Every ``@T.prim_func`` of TVM's intrinsic library calls ``inspect.stack()``, whose reading of source context makes
+    the import take 20 to 75 s; without it the import takes about 5 s.
+    """
+
+    def stack(context: int = 1) -> list[inspect.FrameInfo]:
+        frame, out = sys._getframe(1), []
+        while frame:
+            out.append(inspect.FrameInfo(frame, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None))
+            frame = frame.f_back
+        return out
+
+    real, inspect.stack = inspect.stack, stack
+    try:
+        yield
+    finally:
+        inspect.stack = real
+
+
+def import_tensor_intrinsics() -> None:
+    """Register TVM's tensor intrinsics (a no-op when they are registered already)."""
+    if "tvm.s_tir.tensor_intrin" not in sys.modules:
+        with _stack_without_source():
+            import tvm.s_tir.tensor_intrin  # noqa: F401

@@ -1,0 +1,75 @@
+"""The clean-up passes that bring every imported module to one canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...compat import tvm
+from .bind_weights import BindWeights
+from .compact_constants import CompactConstants
+from .decompose_batch_norm import DecomposeBatchNorm
+from .flatten_bindings import FlattenBindings
+from .fold_constants import FoldConstants
+from .fold_scale_into_weights import FoldScaleIntoWeights
+from .merge_scale_shifts import MergeScaleShifts
+from .remove_no_ops import RemoveNoOps
+from .replace_reshapes import ReplaceReshapes
+from .simplify_bias import SimplifyBias
+from .unstack_reductions import UnstackReductions
+
+__all__ = [
+    "CANONICAL_PASSES", "BindWeights", "CompactConstants", "DecomposeBatchNorm", "FlattenBindings", "FoldConstants",
+    "FoldScaleIntoWeights", "MergeScaleShifts", "RemoveNoOps", "ReplaceReshapes", "SimplifyBias", "UnstackReductions",
+    "canonicalize",
+]  # fmt: skip
+
+#: The dtypes that a model can be converted to.
+DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
+
+#: The passes in order. Each leaves a legal module, so a user may stop after any of them.
+CANONICAL_PASSES: tuple[type, ...] = (
+    FlattenBindings,  # first: the others expect one function, one dataflow block, one operator a binding
+    BindWeights,  # before folding: a weight must be a constant to be folded into
+    ReplaceReshapes,  # before RemoveNoOps and FoldConstants, which then know one operator instead of four
+    UnstackReductions,  # before FoldConstants, which would materialise stacked constants
+    FoldConstants,  # weights become single constants here: the next passes look no further than their operands
+    CompactConstants,  # after folding, for the full-size constants that the file itself stores
+    DecomposeBatchNorm,  # needs constant statistics
+    RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
+    MergeScaleShifts,  # one multiplication and one addition per chain, so that the next pass sees the whole scale
+    FoldScaleIntoWeights,  # leaves convolution + addition where batch norm was
+    SimplifyBias,  # last: it only settles the form of the additions that remain
+)
+
+
+def canonicalize(
+    mod: tvm.IRModule,
+    dtype: str | None = None,
+    *,
+    params: Mapping[str, object] | Sequence[object] | None = None,
+) -> tvm.IRModule:
+    """Return ``mod`` in the canonical form; the input module is not changed.
+
+    Parameters
+    ----------
+    mod : IRModule
+        A Relax module with a function ``main`` of operators (not yet legalized).
+    dtype : {"float32", "float16", "bfloat16"}, optional
+        Convert parameters, constants and operators to this dtype. The 16-bit ones also change convolutions and what
+        surrounds them to NHWC.
+    params : mapping or sequence of arrays, optional
+        Values of the parameters after the first ``num_input``.
+
+    Raises
+    ------
+    InvalidModelError
+        If there is no ``main``, or a folded constant is over the size limit.
+    UnsupportedOperatorError
+        If the module holds control flow, functions that cannot be inlined, or lowered calls.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    passes = [BindWeights(params) if make is BindWeights else make() for make in CANONICAL_PASSES]
+    for transform in passes:
+        mod = transform(mod)
+    return mod

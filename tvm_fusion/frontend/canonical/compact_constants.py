@@ -1,0 +1,71 @@
+"""Shrink constants that repeat one slice along an axis to what broadcasting needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...compat import ir, tvm
+from .constants import is_constant, to_constant, to_numpy
+from .elementwise import BINARY
+from .rewrite import BindingRewriter, op_name, static_shape, with_args
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CompactConstants")
+class CompactConstants:
+    """A full [1, 64, 56, 56] bias whose values repeat over H and W -> [1, 64, 1, 1].
+
+    Only operands of broadcasting elementwise operators, and only along axes whose extent the other operand gives.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return _Rewriter().transform(mod)
+
+
+class _Rewriter(BindingRewriter):
+    def visit(self, name: str, value: ir.Expr) -> ir.Expr:
+        if op_name(value) not in BINARY or not any(is_constant(arg) for arg in value.args):
+            return value
+        return compact_operands(self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None)
+
+
+def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | None]) -> ir.Call:
+    """Return the elementwise ``call`` with each constant operand as small as broadcasting allows.
+
+    Parameters
+    ----------
+    call : Call
+        A typed binary elementwise call.
+    array_of : callable
+        Gives the value of an operand, or None for one that is not constant.
+    """
+    args = list(call.args)
+    shape = static_shape(call)
+    for i, arg in enumerate(args):
+        array = array_of(arg)
+        if array is None:
+            continue
+        other = static_shape(args[1 - i])
+        small = array if other is None or shape is None else _compact(array, other)
+        if small.shape != array.shape or not is_constant(arg):
+            args[i] = to_constant(small)
+    return call if all(a is b for a, b in zip(args, call.args, strict=True)) else with_args(call, *args)
+
+
+def _compact(array: np.ndarray, other: tuple[int, ...]) -> np.ndarray:
+    """Keep one slice along every axis that repeats and that ``other`` (right-aligned) spans by itself."""
+    for axis in range(array.ndim):
+        position = axis - array.ndim + len(other)
+        extent = array.shape[axis]
+        if extent <= 1 or position < 0 or other[position] != extent:
+            continue
+        first = array[(slice(None),) * axis + (slice(0, 1),)]
+        if array.strides[axis] == 0 or _repeats(array, first, axis):
+            array = first
+    return array
+
+
+def _repeats(array: np.ndarray, first: np.ndarray, axis: int) -> bool:
+    second = array[(slice(None),) * axis + (slice(1, 2),)]
+    return bool(np.array_equal(first, second)) and bool(np.all(array == first))

@@ -1,0 +1,106 @@
+"""Relax constants as numpy arrays and back, exact and without needless copies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...compat import ir, relax, tvm
+from ...errors import InvalidModelError
+
+#: Bytes that folding may create in one constant. Weights that a file stores are bounded by the file;
+#: a constant that is *computed* (ConstantOfShape, Expand, Tile) is bounded by nothing else.
+MAX_FOLDED_BYTES = 4 << 30
+
+
+def is_constant(expr: ir.Expr) -> bool:
+    """Return whether ``expr`` is a tensor constant (scalars included)."""
+    return isinstance(expr, ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
+
+
+def to_numpy(const: ir.GenericConst) -> np.ndarray:
+    """Return the value of ``const``; a read-only view of TVM's own memory where numpy has the dtype."""
+    tensor = const.value
+    if str(tensor.dtype).startswith(("bfloat", "float8", "float4")):
+        array = tensor.numpy()  # numpy reads no DLPack of these dtypes
+    else:
+        array = np.from_dlpack(tensor)
+    array.flags.writeable = False
+    return array
+
+
+def to_constant(array: np.ndarray, dtype: str | None = None) -> ir.GenericConst:
+    """Return a Relax constant that holds ``array``, cast to ``dtype`` if given.
+
+    Raises
+    ------
+    InvalidModelError
+        If the constant would take more than ``MAX_FOLDED_BYTES``.
+    """
+    dtype = dtype or str(array.dtype)
+    check_size(array.shape, np_dtype(dtype).itemsize)
+    if dtype.startswith(("bfloat", "float8", "float4")):
+        return relax.const(tvm.runtime.tensor(cast(array, dtype)))
+    tensor = tvm.runtime.empty(array.shape, dtype)
+    # One pass into TVM's aligned memory; relax.const(numpy) would copy twice.
+    if array.size:
+        np.from_dlpack(tensor)[...] = cast(array, dtype)
+    return relax.const(tensor)
+
+
+def check_size(shape: tuple[int, ...], itemsize: int) -> None:
+    """Raise InvalidModelError when a constant of this shape is over ``MAX_FOLDED_BYTES``."""
+    size = itemsize
+    for dim in shape:
+        size *= int(dim)  # Python integers: a mutated file can ask for more than 2**63 bytes
+    if size > MAX_FOLDED_BYTES:
+        raise InvalidModelError(
+            f"the model computes a constant of shape {tuple(int(d) for d in shape)}, which takes {size} bytes "
+            f"(limit {MAX_FOLDED_BYTES}); store it as an initializer or correct its shape"
+        )
+
+
+def np_dtype(dtype: str) -> np.dtype:
+    """Return the numpy dtype of a TVM dtype name, bfloat16 and float8 included."""
+    if dtype.startswith(("bfloat", "float8", "float4")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype))
+    return np.dtype(dtype)
+
+
+def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Cast to a TVM dtype; finite floats out of range become the largest finite value, not infinity.
+
+    Attention masks come as -1e9 or -3.4e38; as float16 infinities they would turn softmax into NaN.
+    """
+    target = np_dtype(dtype)
+    if array.dtype == target:
+        return array
+    if is_float(dtype) and is_float(str(array.dtype)) and target.itemsize < array.dtype.itemsize:
+        with np.errstate(over="ignore"):
+            out = array.astype(target)
+        overflow = np.isinf(out) & np.isfinite(array)
+        if overflow.any():
+            limit = np.array(_finite_max(dtype), array.dtype)
+            out = np.clip(array, -limit, limit).astype(target)
+            out = np.where(np.isinf(array) | np.isnan(array), array.astype(target), out)
+        return out
+    return array.astype(target)
+
+
+def is_float(dtype: str) -> bool:
+    """Return whether ``dtype`` is a floating type (bfloat16 and float8 included)."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def widen(array: np.ndarray) -> np.ndarray:
+    """Return ``array`` in float64 when it is floating, else unchanged: folding computes in float64."""
+    return array.astype(np.float64) if is_float(str(array.dtype)) else array
+
+
+def _finite_max(dtype: str) -> float:
+    if dtype.startswith(("bfloat", "float8", "float4")):
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(np_dtype(dtype)).max)
+    return float(np.finfo(dtype).max)

@@ -1,0 +1,100 @@
+"""TVM's ONNX importer, with bindings named after the model's own nodes and with errors that name the node."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..compat import ir, relax, tvm
+from ..errors import UnsupportedOperatorError
+from .canonical.constants import to_constant
+from .naming import NodeNames
+from .onnx_native import first_line
+
+if TYPE_CHECKING:
+    import onnx
+
+#: What TVM's converters raise on a model that they cannot take: there is no common base class.
+_CONVERTER_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+def known_operators() -> set[str]:
+    """Return the names of the operators that TVM converts."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    return {*_get_convert_map(), "Constant"}
+
+
+def import_graph(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto], opset: int) -> tvm.IRModule:
+    """Return the Relax module of a prepared graph.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        The graph; every node has a name. Inputs named in ``weights`` stand for those tensors.
+    weights : mapping of name to TensorProto
+        Initializers kept apart from the graph.
+    opset : int
+        The opset of the default domain.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If a converter refuses its node; the message names operator and node.
+    """
+    importer = _importer_class()(weights)
+    # TVM prints the failing operator's operands and warns of what onnx.checker said: neither is for the user.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            mod = importer.from_onnx(graph, opset)
+        except _CONVERTER_ERRORS as error:
+            reason = first_line(str(error)) or type(error).__name__
+            raise UnsupportedOperatorError(f"{importer.where()} cannot be imported: {reason}") from error
+    return importer.names.apply(mod)
+
+
+def _importer_class() -> type:
+    """Return the importer; made on demand because TVM's frontend imports onnx."""
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    class NamedImporter(ONNXGraphImporter):
+        """Binds each node's results to variables of its own, which tell the node's bindings from the next one's."""
+
+        def __init__(self, weights: Mapping[str, onnx.TensorProto]) -> None:
+            super().__init__(None, None, sanitize=False)
+            self._weights = weights
+            self._node: tuple[str, str] | None = None
+            self.names = NodeNames()
+
+        def where(self) -> str:
+            """Return the place of an error."""
+            return "the model" if self._node is None else "operator {} (node {!r})".format(*self._node)
+
+        def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+            import onnx.numpy_helper
+
+            for tensor in [*graph.initializer, *self._weights.values()]:
+                self._nodes[tensor.name] = to_constant(onnx.numpy_helper.to_array(tensor))
+
+        def _convert_operator(
+            self, op_name: str, inputs: list[ir.Expr], attrs: dict[str, Any], opset: int
+        ) -> ir.Expr:
+            name = attrs["tvm_custom"]["name"]
+            self._node = (op_name, name)
+            result = super()._convert_operator(op_name, inputs, attrs, opset)
+            if not isinstance(result, ir.Expr):
+                return result
+            if isinstance(result.ty, ir.TupleType) and not isinstance(result, relax.Tuple):
+                # Unpacked here, where the node is known; the base class would do it after this method.
+                whole = self.names.mark(self.bb, result, name)
+                result = relax.Tuple([relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))])
+            return self.names.mark(self.bb, result, name)
+
+    return NamedImporter

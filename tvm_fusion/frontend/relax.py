@@ -1,0 +1,97 @@
+"""Import of Relax modules, from memory or from the JSON that TVM saves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..compat import relax, tvm
+from ..errors import InvalidModelError
+from .canonical import canonicalize
+
+
+def from_relax(
+    mod: tvm.IRModule,
+    dtype: str | None = None,
+    *,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, object] | Sequence[object] | None = None,
+) -> tvm.IRModule:
+    """Bring a Relax module into the canonical form; the given module is not changed.
+
+    Parameters
+    ----------
+    mod : IRModule
+        A module of Relax operators with a function ``main``, before LegalizeOps.
+    dtype : {"float32", "float16", "bfloat16"}, optional
+        Convert the model to this dtype; see ``canonicalize``.
+    shape : mapping of input name to sizes, optional
+        Sizes of inputs with symbolic dimensions.
+    params : mapping or sequence of arrays, optional
+        Values of the parameters after the first ``num_input``.
+
+    Raises
+    ------
+    InvalidModelError, UnsupportedOperatorError, ValueError
+        See ``load``.
+    """
+    if shape:
+        mod = bind_dimensions(mod, shape)
+    return canonicalize(mod, dtype, params=params)
+
+
+def load_json(
+    path: str | os.PathLike[str],
+    *,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    dtype: str | None = None,
+) -> tvm.IRModule:
+    """Import a Relax module saved by ``tvm.ir.save_json``."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        json.loads(text)  # TVM's own reader reports a position in C++ source instead
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
+    try:
+        mod = tvm.ir.load_json(text)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidModelError(f"{str(path)!r} does not hold a module saved by tvm.ir.save_json: {reason}") from None
+    if not isinstance(mod, tvm.IRModule):
+        raise InvalidModelError(f"{str(path)!r} holds a {type(mod).__name__}, not a Relax module")
+    return from_relax(mod, dtype, shape=shape)
+
+
+def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+    """Return ``mod`` with the symbolic dimensions of ``main``'s inputs fixed to ``shape``.
+
+    Raises
+    ------
+    ValueError
+        If ``shape`` names an unknown input, has another rank or contradicts a static dimension.
+    """
+    if "main" not in [gvar.name_hint for gvar in mod.get_global_vars()]:
+        return mod  # canonicalize says so
+    inputs = {param.name: param for param in mod["main"].params}
+    listing = "; the model's inputs are " + ", ".join(f"{name}={_describe(p)}" for name, p in inputs.items())
+    values: dict[object, int] = {}
+    for name, given in shape.items():
+        if name not in inputs:
+            raise ValueError(f"the model has no input {name!r}{listing}")
+        known = getattr(inputs[name].ty, "shape", None)
+        if not isinstance(known, relax.ShapeExpr) or len(known.values) != len(given):
+            raise ValueError(f"input {name!r} does not have {len(given)} dimensions{listing}")
+        for dim, size in zip(known.values, given, strict=True):
+            if isinstance(dim, tvm.tirx.Var):
+                if values.setdefault(dim, int(size)) != size:
+                    raise ValueError(f"dimension {dim.name!r} is given both {values[dim]} and {size}{listing}")
+            elif str(dim) != str(size):
+                raise ValueError(f"input {name!r} has a static shape that {tuple(given)} contradicts{listing}")
+    return relax.transform.BindSymbolicVars(values, "main")(mod) if values else mod
+
+
+def _describe(param: relax.Var) -> str:
+    shape = getattr(param.ty, "shape", None)
+    return ",".join(map(str, shape.values)) if isinstance(shape, relax.ShapeExpr) else "unknown"

@@ -1,0 +1,101 @@
+"""TVM's torch.export importer, with bindings named after fx nodes and with errors that name the node."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import fx
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ..compat import ir, tvm
+from ..errors import UnsupportedOperatorError
+from .naming import NodeNames
+from .onnx_native import first_line
+
+#: What TVM's converters raise on a node that they cannot take: there is no common base class.
+_CONVERTER_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    """Return the Relax module of a program, weights bound, bindings named after the program's own nodes.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If a node cannot be converted; the message names operator and node.
+    """
+    importer = _NamedImporter()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # torch deprecates its own internals while decomposing
+        if all(tensor.layout is torch.strided for tensor in program.state_dict.values()):
+            program = program.run_decompositions()
+        importer.refuse_unknown(program.graph)
+        try:
+            mod = importer.from_exported_program(program, False, True, False, None)
+        except _CONVERTER_ERRORS as error:
+            reason = first_line(str(error)) or type(error).__name__
+            raise UnsupportedOperatorError(f"{importer.where} cannot be imported: {reason}") from error
+    return importer.names.apply(mod)
+
+
+class _NamedImporter(ExportedProgramImporter):
+    """Marks the result of every converted node, and copies weights instead of sharing torch's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = NodeNames()
+        self.where = "the program"
+        self.convert_map = {name: self._marking(convert) for name, convert in self.convert_map.items()}
+
+    def refuse_unknown(self, graph: fx.Graph) -> None:
+        """Raise UnsupportedOperatorError naming every node that has no converter."""
+        missing = [
+            f"{node.target.__name__} (node {source_name(node)!r})"
+            for node in graph.nodes
+            if node.op == "call_function" and node.target.__name__ not in self.convert_map
+        ]
+        if missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise UnsupportedOperatorError(
+                f"the program uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
+            )
+
+    def _marking(self, convert: Callable[[fx.Node], object]) -> Callable[[fx.Node], object]:
+        def converted(node: fx.Node) -> object:
+            name = source_name(node)
+            self.where = f"operator {getattr(node.target, '__name__', node.target)} (node {name!r})"
+            result = convert(node)
+            if isinstance(result, ir.Expr):
+                return self.names.mark(self.block_builder, result, name)
+            if isinstance(result, tuple | list):
+                marked = [
+                    self.names.mark(self.block_builder, item, name) if isinstance(item, ir.Expr) else item
+                    for item in result
+                ]
+                return type(result)(marked)
+            return result
+
+        return converted
+
+    @staticmethod
+    def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:
+        dense = tensor_value if tensor_value.layout is torch.strided else tensor_value.to_dense()
+        dense = dense.detach().cpu().contiguous()
+        if dense.dtype is torch.bfloat16:  # numpy knows no bfloat16; the bits are the same
+            import ml_dtypes
+
+            return tvm.runtime.tensor(dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+        return tvm.runtime.tensor(dense.numpy())
+
+
+def source_name(node: fx.Node) -> str:
+    """Return the name that ``node`` had before decomposition ("conv2d", not "convolution")."""
+    sources = node.meta.get("from_node") or []
+    return sources[0].name if sources else node.name

@@ -1,0 +1,257 @@
+"""Operators and tensors of a model, without any compiler's types.
+
+Everything between the two ends of the package (strategies, guards, planner) reads this graph and nothing else, so that
+it serves every dialect and can be tested without TVM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import InvalidModelError
+from ._native import Reachability
+
+#: Bytes of one element.
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One value that an operator reads or writes.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its graph.
+    shape : tuple of (int or None)
+        Extents; ``None`` where an extent is symbolic.
+    dtype : str
+        Element type, such as ``"float16"``.
+    layout : str or None
+        ``"NCHW"``, ``"NHWC"`` and the like where the producer declares one.
+    is_constant : bool
+        True for weights and other values known at compile time.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    layout: str | None = None
+    is_constant: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every extent is known."""
+        return all(extent is not None for extent in self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements; a symbolic extent counts as one."""
+        out = 1
+        for extent in self.shape:
+            out *= 1 if extent is None else extent
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; a symbolic extent counts as one."""
+        return self.size * DTYPE_BYTES.get(self.dtype, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """One operator call.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its graph; the source node's name, with ``#2``, ``#3``… where a node became several operators.
+    op : str
+        Operator type without dialect prefix, such as ``"conv2d"`` or ``"add"``.
+    source_names : tuple of str
+        Names of the nodes of the user's model that this operator came from.
+    inputs, outputs : tuple of str
+        Tensor names.
+    attrs : mapping
+        Attributes as plain Python values.
+    pattern : str
+        One of ``operators.PATTERNS``: what a fusion may do with it.
+    flops : int
+        Arithmetic operations on floating-point values (a multiply-add counts two).
+    bytes_read, bytes_written : int
+        Traffic of the operator as a kernel of its own: each distinct tensor once. Zero for views.
+    """
+
+    name: str
+    op: str
+    source_names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    pattern: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def does_work(self) -> bool:
+        """Whether the operator needs a kernel (views and constant-only operators do not)."""
+        return self.pattern != "view"
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte moved, unfused."""
+        traffic = self.bytes_read + self.bytes_written
+        return self.flops / traffic if traffic else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataflowGraph:
+    """Operators in topological order and their tensors.
+
+    Attributes
+    ----------
+    operators : tuple of Operator
+        In topological order.
+    tensors : mapping of str to Tensor
+        Every tensor by name.
+    inputs, outputs : tuple of str
+        Names of the model's input and output tensors.
+
+    Raises
+    ------
+    InvalidModelError
+        If an operator reads a tensor that no earlier operator, input or constant provides.
+    """
+
+    operators: tuple[Operator, ...]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        known = set(self.inputs) | {t.name for t in self.tensors.values() if t.is_constant}
+        for operator in self.operators:
+            missing = [name for name in operator.inputs if name not in known]
+            if missing:
+                raise InvalidModelError(
+                    f"operator {operator.name!r} reads {missing[0]!r}, which nothing before it provides; "
+                    "give the operators in topological order"
+                )
+            known.update(operator.outputs)
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    def __str__(self) -> str:
+        lines = []
+        for operator in self.operators:
+            shapes = ", ".join(_describe(self.tensors[name]) for name in operator.outputs)
+            lines.append(f"{operator.name}: {operator.op}({', '.join(operator.inputs)}) -> {shapes}")
+        return "\n".join(lines)
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Operator]:
+        """Operators by name."""
+        return {operator.name: operator for operator in self.operators}
+
+    @functools.cached_property
+    def index(self) -> Mapping[str, int]:
+        """Topological position of each operator."""
+        return {operator.name: i for i, operator in enumerate(self.operators)}
+
+    @functools.cached_property
+    def producer(self) -> Mapping[str, Operator]:
+        """The operator that writes each tensor (inputs and constants have none)."""
+        return {name: operator for operator in self.operators for name in operator.outputs}
+
+    @functools.cached_property
+    def consumers(self) -> Mapping[str, tuple[Operator, ...]]:
+        """The operators that read each tensor, in topological order."""
+        out: dict[str, list[Operator]] = {name: [] for name in self.tensors}
+        for operator in self.operators:
+            for name in dict.fromkeys(operator.inputs):
+                out[name].append(operator)
+        return {name: tuple(found) for name, found in out.items()}
+
+    @functools.cached_property
+    def level(self) -> Mapping[str, int]:
+        """Length of the longest path of working operators that ends at each operator."""
+        out: dict[str, int] = {}
+        for operator in self.operators:
+            before = [out[p.name] for p in self.predecessors(operator)]
+            out[operator.name] = max(before, default=0) + int(operator.does_work)
+        return out
+
+    @functools.cached_property
+    def reachability(self) -> Reachability:
+        """Transitive closure over operator positions (native)."""
+        edges = [
+            (self.index[p.name], self.index[operator.name])
+            for operator in self.operators
+            for p in self.predecessors(operator)
+        ]
+        return Reachability(len(self.operators), edges)
+
+    def predecessors(self, operator: Operator) -> list[Operator]:
+        """Distinct operators whose results ``operator`` reads."""
+        found = (self.producer.get(name) for name in operator.inputs)
+        return list({p.name: p for p in found if p is not None}.values())
+
+    def successors(self, operator: Operator) -> list[Operator]:
+        """Distinct operators that read a result of ``operator``."""
+        found = (c for name in operator.outputs for c in self.consumers[name])
+        return list({c.name: c for c in found}.values())
+
+    def depends(self, later: str, earlier: str) -> bool:
+        """Whether operator ``later`` needs a result of ``earlier``, directly or not."""
+        return self.reachability.reaches(self.index[earlier], self.index[later])
+
+    def is_convex(self, names: Iterable[str]) -> bool:
+        """Whether no path leaves the set of operators and comes back to it."""
+        return self.reachability.is_convex([self.index[name] for name in names])
+
+    def is_jointly_acyclic(self, groups: Iterable[Iterable[str]]) -> bool:
+        """Whether contracting every group to one node leaves no cycle."""
+        return self.reachability.is_acyclic_contracted(
+            [[self.index[name] for name in group] for group in groups]
+        )
+
+    def sort(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Operator names in topological order, without repeats."""
+        return tuple(sorted(set(names), key=self.index.__getitem__))
+
+    def external_inputs(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Tensors that a set of operators reads and does not produce, in first-use order."""
+        ordered = self.sort(names)
+        made = {t for name in ordered for t in self.by_name[name].outputs}
+        reads = (t for name in ordered for t in self.by_name[name].inputs)
+        return tuple(dict.fromkeys(t for t in reads if t not in made))
+
+    def external_outputs(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Tensors that a set of operators produces and that are read outside it (or returned)."""
+        inside = set(names)
+        out = []
+        for name in self.sort(inside):
+            for tensor in self.by_name[name].outputs:
+                used = any(c.name not in inside for c in self.consumers[tensor])
+                if used or tensor in self.outputs:
+                    out.append(tensor)
+        return tuple(out)
+
+    def traffic(self, names: Iterable[str]) -> tuple[int, int]:
+        """Bytes read and written by one kernel that computes a set of operators."""
+        inside = tuple(names)
+        read = sum(self.tensors[t].nbytes for t in self.external_inputs(inside))
+        return read, sum(self.tensors[t].nbytes for t in self.external_outputs(inside))
+
+
+def _describe(tensor: Tensor) -> str:
+    extents = ",".join("?" if extent is None else str(extent) for extent in tensor.shape)
+    return f"{tensor.dtype}[{extents}]"

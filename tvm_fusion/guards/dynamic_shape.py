@@ -1,0 +1,25 @@
+"""Shapes that are not known at compile time."""
+
+from __future__ import annotations
+
+from ..config import FusionConfig
+from ..graph.dataflow import DataflowGraph
+from ..strategies.base import Proposal
+from .base import ACCEPTED, Guard, Verdict
+
+
+class StaticShape(Guard):
+    """Refuses groups that touch a tensor with a symbolic extent."""
+
+    reason = "dynamic_shape"
+
+    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+        for name in proposal.operators:
+            operator = graph.by_name[name]
+            for tensor in (*operator.inputs, *operator.outputs):
+                if not graph.tensors[tensor].is_static:
+                    return Verdict(
+                        "unsupported", self.reason, {"shape": list(graph.tensors[tensor].shape)},
+                        f"{tensor} of {name} has a symbolic shape; fix it with --shape",
+                    )  # fmt: skip
+        return ACCEPTED

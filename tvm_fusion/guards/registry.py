@@ -1,0 +1,29 @@
+"""The guards in the order in which they are asked."""
+
+from __future__ import annotations
+
+from ..config import FusionConfig
+from ..graph.dataflow import DataflowGraph
+from ..strategies.base import Proposal
+from .base import ACCEPTED, Guard, Verdict
+from .denied import Denied
+from .dependence import Convex, IndependentMembers
+from .dynamic_shape import StaticShape
+from .group_size import GroupSize
+from .member_shapes import EqualDtype, EqualLayout, EqualShape, EqualStructure
+from .supported import Supported
+
+#: The user's word first, then what would be wrong, then what cannot be built, then what would not pay.
+GUARDS: tuple[Guard, ...] = (
+    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), EqualDtype(), EqualLayout(),
+    EqualShape(), EqualStructure(), GroupSize(),
+)  # fmt: skip
+
+
+def judge(proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    """Return the first refusal of a proposal, or `ACCEPTED`."""
+    for guard in GUARDS:
+        verdict = guard.check(proposal, graph, config)
+        if not verdict.accepted:
+            return verdict
+    return ACCEPTED

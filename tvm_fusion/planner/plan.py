@@ -1,0 +1,231 @@
+"""The plan: frozen dataclasses that are also the documented JSON schema (docs/plan-schema.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import PlanError
+
+#: Version of the JSON schema.
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetInfo:
+    """What the plan was made for."""
+
+    kind: str
+    arch: str | None = None
+    device: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """One group of the plan; its counts follow the graph after ``Canonicalize``.
+
+    Bytes count a tensor once per kernel that reads or writes it, weights included; launches count one kernel per
+    operator that does work; times are microseconds.
+    """
+
+    id: str
+    strategy: str
+    operators: tuple[str, ...]
+    nodes: tuple[str, ...]
+    depth: int
+    members: int
+    anchors: int
+    branches: tuple[tuple[str, ...], ...]
+    options: Mapping[str, str]
+    parts: tuple[str, ...] = ()
+    flops_before: int = 0
+    flops_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    intensity_before: float = 0.0
+    intensity_after: float = 0.0
+    launches_before: int = 0
+    launches_after: int = 1
+    predicted_us_before: float = 0.0
+    predicted_us_after: float = 0.0
+    measured_us_before: float | None = None
+    measured_us_after: float | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    template: str | None = None
+    evidence: str = "predicted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Several groups of different strategies that serve one part of the model."""
+
+    kind: str
+    groups: tuple[str, ...]
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """One edge, or set of branches, that stays unfused, and why."""
+
+    strategy: str
+    nodes: tuple[str, ...]
+    outcome: str
+    reason: str
+    numbers: Mapping[str, Any]
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ungrouped:
+    """One working operator that is a kernel of its own, and why.
+
+    ``candidate`` marks an intensity under 10 FLOP/B, where fusion would pay.
+    """
+
+    node: str
+    op: str
+    reason: str
+    candidate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over the whole model, grouped and not."""
+
+    launches_before: int = 0
+    launches_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    flops_before: int = 0
+    flops_after: int = 0
+    predicted_us_before: float = 0.0
+    predicted_us_after: float = 0.0
+    measured_us_before: float | None = None
+    measured_us_after: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is fused, what is not, and why.
+
+    Attributes
+    ----------
+    model, dtype : str
+        Name and element type of the model.
+    target : TargetInfo
+        Target that costs were predicted for.
+    operators : int
+        Working operators in the canonical model.
+    groups, regions, rejected, ungrouped : tuple
+        The decisions.
+    totals : Totals
+        Sums over the model.
+    schema : int
+        Version of the JSON form.
+    """
+
+    model: str
+    target: TargetInfo
+    dtype: str
+    operators: int
+    groups: tuple[Group, ...] = ()
+    regions: tuple[Region, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
+    ungrouped: tuple[Ungrouped, ...] = ()
+    totals: Totals = dataclasses.field(default_factory=Totals)
+    schema: int = SCHEMA
+
+    def group(self, group_id: str) -> Group:
+        """Return the group of an id.
+
+        Raises
+        ------
+        PlanError
+            If the plan has no such group.
+        """
+        for group in self.groups:
+            if group.id == group_id:
+                return group
+        raise PlanError(f"the plan has no group {group_id!r}; its groups are {', '.join(g.id for g in self.groups)}")
+
+    def group_of(self, node: str) -> Group | None:
+        """Return the group that holds a node, or None."""
+        return next((g for g in self.groups if node in g.nodes), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values in schema order."""
+        out = dataclasses.asdict(self)
+        return {"schema": out.pop("schema"), **out}
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=False)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Read a plan.
+
+        Raises
+        ------
+        PlanError
+            If the text is not JSON or does not follow the schema.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as err:
+            raise PlanError(f"the plan is not JSON ({err}); write it with `tvm-fusion plan --format json`") from err
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else None
+            raise PlanError(f"the plan has schema {found!r}, this version reads schema {SCHEMA}; plan again")
+        lists = {"groups": Group, "regions": Region, "rejected": Rejection, "ungrouped": Ungrouped}
+        fields: dict[str, Any] = {**data}
+        for key, cls in lists.items():
+            if not isinstance(data.get(key, []), list):
+                raise PlanError(f"{key!r} of the plan is not a list; plan again")
+            fields[key] = tuple(_read(cls, item, key) for item in data.get(key, []))
+        fields["target"] = _read(TargetInfo, data.get("target"), "target")
+        fields["totals"] = _read(Totals, data.get("totals"), "totals")
+        return _read(Plan, fields, "plan")
+
+    def __str__(self) -> str:
+        t = self.totals
+        lines = [
+            f"{self.model} ({self.dtype}) on {self.target.kind}"
+            + (f" {self.target.arch}" if self.target.arch else ""),
+            f"  launches {t.launches_before} -> {t.launches_after}, "
+            f"MiB moved {t.bytes_before / 2**20:.1f} -> {t.bytes_after / 2**20:.1f}, "
+            f"predicted {t.predicted_us_before:.1f} -> {t.predicted_us_after:.1f} us",
+        ]
+        for g in self.groups:
+            lines.append(
+                f"  {g.id}: {' + '.join(g.operators)}"
+                + (f" ({g.members} members, {g.options.get('form')})" if g.members > 1 else "")
+            )
+        lines += [f"  {u.node} ({u.op}): not fused, {u.reason}" for u in self.ungrouped]
+        lines += [f"  {' | '.join(r.nodes[:4])}: {r.reason}: {r.detail}" for r in self.rejected]
+        return "\n".join(lines)
+
+
+def _read(cls: type, data: Any, where: str) -> Any:
+    """Build a dataclass from a mapping, lists becoming tuples at every level."""
+    if not isinstance(data, dict):
+        raise PlanError(f"{where!r} of the plan is not an object; plan again")
+    known = {f.name for f in dataclasses.fields(cls)}
+    extra = sorted(set(data) - known)
+    if extra:
+        raise PlanError(f"{where!r} of the plan has the unknown field {extra[0]!r}; plan again")
+    try:
+        return cls(**{key: _frozen(value) for key, value in data.items()})
+    except TypeError as err:
+        raise PlanError(f"{where!r} of the plan is incomplete ({err}); plan again") from err
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,165 @@
+"""Why not: one refusal per edge, or set of branches, that stays unfused.
+
+Each carries the verdict of the largest proposal that covered it; an edge that no proposal covered is explained from the
+two operators themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..graph.dataflow import DataflowGraph, Operator
+from ..guards import Verdict
+from ..strategies.growth import POINTWISE
+from ..strategies.vertical import ANCHORS
+from .plan import Rejection, Ungrouped
+from .planner import Candidate
+
+#: FLOP per byte under which an operator is bound by memory on every GPU, so that fusing it would pay.
+CANDIDATE_INTENSITY = 10.0
+
+
+def refusals(
+    graph: DataflowGraph, chosen: Sequence[Candidate], considered: Sequence[Candidate]
+) -> tuple[Rejection, ...]:
+    """Explain every branch set and every edge between working operators that is not inside a group."""
+    owner = {name: i for i, c in enumerate(chosen) for name in c.operators}
+    out = list(_branch_sets(graph, owner, considered))
+    covering = _by_pair(graph, considered)
+    for consumer in graph.operators:
+        for producer in graph.predecessors(consumer):
+            if not (producer.does_work and consumer.does_work):
+                continue
+            if owner.get(producer.name, -1) == owner.get(consumer.name, -2):
+                continue
+            best = covering.get((producer.name, consumer.name))
+            strategy = best.proposal.strategy if best else "vertical"
+            verdict = _verdict_of(best) if best else explain_edge(graph, chosen, owner, producer, consumer)
+            out.append(_rejection(strategy, (producer.name, consumer.name), verdict))
+    return tuple(out)
+
+
+def _rejection(strategy: str, nodes: tuple[str, ...], verdict: Verdict) -> Rejection:
+    numbers = {key: _freeze(value) for key, value in verdict.numbers.items()}
+    return Rejection(strategy, nodes, verdict.outcome, verdict.reason, numbers, verdict.detail)
+
+
+def _freeze(value: object) -> object:
+    return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _branch_sets(
+    graph: DataflowGraph, owner: Mapping[str, int], considered: Sequence[Candidate]
+) -> Iterable[Rejection]:
+    """The largest refused set of branches of each family of heads that ended in different groups."""
+    wide = [c for c in considered if len(c.proposal.members) > 1]
+    told: list[set[str]] = []
+    for candidate in sorted(wide, key=lambda c: (-len(c.proposal.members), graph.index[c.operators[0]])):
+        heads = {member[0] for member in candidate.proposal.members}
+        groups = {owner.get(head, head) for head in heads}
+        if len(groups) == 1 or any(heads <= seen for seen in told):
+            continue
+        told.append(heads)
+        yield _rejection("horizontal", graph.sort(heads), _verdict_of(candidate))
+
+
+def _by_pair(
+    graph: DataflowGraph, considered: Sequence[Candidate]
+) -> dict[tuple[str, str], Candidate]:
+    """The largest candidate that covers each edge (a refused one before one that merely lost)."""
+    out: dict[tuple[str, str], Candidate] = {}
+    ranked = sorted(considered, key=lambda c: (c.verdict.accepted, -len(c.operators), c.operators))
+    for candidate in ranked:
+        inside = set(candidate.operators)
+        for name in candidate.operators:
+            for successor in graph.successors(graph.by_name[name]):
+                if successor.name in inside:
+                    out.setdefault((name, successor.name), candidate)
+    return out
+
+
+def _verdict_of(candidate: Candidate) -> Verdict:
+    if not candidate.verdict.accepted:
+        return candidate.verdict
+    numbers = {"saving_us": round(candidate.saving, 3), "operators": len(candidate.operators)}
+    return Verdict(
+        "unprofitable", "overlaps_better", numbers, "its operators save more in the groups that were taken"
+    )
+
+
+def explain_edge(
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    owner: Mapping[str, int],
+    producer: Operator,
+    consumer: Operator,
+) -> Verdict:
+    """Say what stops two neighbouring operators that no proposal put together."""
+    for operator in (producer, consumer):
+        if operator.pattern == "opaque":
+            detail = f"{operator.name} is a {operator.op}, which cannot share a kernel"
+            return Verdict("unsupported", "unsupported_op", {"op": operator.op}, detail)
+    out, result = graph.tensors[producer.outputs[0]], graph.tensors[consumer.outputs[0]]
+    if not (out.is_static and result.is_static):
+        detail = f"{producer.name} or {consumer.name} has a symbolic shape; fix it with --shape"
+        return Verdict("unsupported", "dynamic_shape", {}, detail)
+    if consumer.pattern in POINTWISE:
+        return _explain_pointwise(graph, chosen, owner, producer, consumer)
+    if producer.pattern in POINTWISE and len(graph.successors(producer)) > 1:
+        readers = len(graph.successors(producer))
+        detail = f"{producer.name} has {readers} readers, so {consumer.name} alone cannot absorb it"
+        return Verdict("unsupported", "no_template", {"readers": readers}, detail)
+    detail = f"no schedule template computes {producer.op} and {consumer.op} in one kernel"
+    return Verdict("unsupported", "no_template", {"ops": (producer.op, consumer.op)}, detail)
+
+
+def _explain_pointwise(
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    owner: Mapping[str, int],
+    producer: Operator,
+    consumer: Operator,
+) -> Verdict:
+    made, result = graph.tensors[producer.outputs[0]], graph.tensors[consumer.outputs[0]]
+    if result.size > made.size:
+        factor = result.size // max(made.size, 1)
+        detail = f"{producer.name} would be recomputed {factor} times inside {consumer.name}"
+        return Verdict("unprofitable", "recompute", {"factor": factor}, detail)
+    group = chosen[owner[producer.name]].operators if producer.name in owner else (producer.name,)
+    if not graph.is_convex([*group, consumer.name]):
+        detail = f"{consumer.name} also needs a value that is computed from {producer.name} by another kernel"
+        return Verdict("illegal", "not_convex", {"operators": len(group)}, detail)
+    readers = len(graph.consumers[producer.outputs[0]])
+    if readers > 1 or producer.outputs[0] in graph.outputs:
+        detail = f"the result of {producer.name} is needed elsewhere and must be written anyway"
+        return Verdict("unprofitable", "overlaps_better", {"readers": readers}, detail)
+    if consumer.name in owner:
+        detail = f"{consumer.name} already belongs to a group that saves more"
+        return Verdict("unprofitable", "overlaps_better", {}, detail)
+    detail = f"no schedule template computes {producer.op} and {consumer.op} in one kernel"
+    return Verdict("unsupported", "no_template", {"ops": (producer.op, consumer.op)}, detail)
+
+
+def ungrouped(
+    graph: DataflowGraph, chosen: Sequence[Candidate], rejected: Sequence[Rejection]
+) -> tuple[Ungrouped, ...]:
+    """List the working operators outside every group, each with the reason that weighs most."""
+    inside = {name for c in chosen for name in c.operators}
+    why: dict[str, Rejection] = {}
+    for rejection in rejected:
+        for node in rejection.nodes:
+            why.setdefault(node, rejection)
+    out = []
+    for operator in graph.operators:
+        if operator.name in inside or not operator.does_work:
+            continue
+        known = why.get(operator.name)
+        reason = known.reason if known else _lone_reason(operator)
+        low = operator.intensity < CANDIDATE_INTENSITY and operator.pattern != "opaque"
+        out.append(Ungrouped(operator.name, operator.op, reason, low))
+    return tuple(out)
+
+
+def _lone_reason(operator: Operator) -> str:
+    known = operator.pattern in (*ANCHORS, *POINTWISE, "injective")
+    return "no_partner" if known else "unsupported_op"

@@ -1,0 +1,210 @@
+"""Horizontal fusion: independent branches of the same structure in one kernel.
+
+Forms, from the most to the least that the members share:
+
+``collapsed``    a linear sum of convolutions of one input: one convolution with the added weights
+``merged``       one input, one kernel shape: one anchor with concatenated weights
+``joined``       other inputs, joined element by element: every anchor accumulates in the registers of one block
+``elementwise``  branches without an anchor, joined: one pointwise kernel
+``partitioned``  returned apart or concatenated: one launch whose blocks are divided among the members
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..config import FusionConfig
+from ..graph.dataflow import DataflowGraph, Operator
+from .base import Proposal, Strategy, depth_of
+from .branches import JOINS, Branch, Join, find_branches, find_joins
+from .growth import POINTWISE, grow_epilogue
+
+#: Anchors whose members can be merged by concatenating weights along output channels.
+MERGEABLE = ("conv2d", "matmul")
+_CONV_FIELDS = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout")
+
+
+class Horizontal(Strategy):
+    """Branches at the same level: parallel convolutions and dense layers, and pointwise branches."""
+
+    name = "horizontal"
+
+    def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
+        seen: set[tuple[str, ...]] = set()
+        for heads in sibling_sets(graph):
+            for proposal in self._from_heads(graph, config, heads):
+                if proposal.operators not in seen:
+                    seen.add(proposal.operators)
+                    yield proposal
+
+    def _from_heads(
+        self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
+    ) -> Iterator[Proposal]:
+        branches = find_branches(graph, heads, config.max_operators)
+        # A linear sum collapses to one convolution, however many its branches are; another join of more than
+        # max_members is refused as a whole (the reason that the report gives) and then proposed in pieces.
+        whole = find_joins(graph, branches, None)
+        for join in whole:
+            if len(join.branches) > 1:
+                yield _proposal(graph, config, join, whole)
+        lone: list[Branch] = []
+        joins = find_joins(graph, branches, config.max_members)
+        for join in joins:
+            if len(join.branches) > 1:
+                yield _proposal(graph, config, join, joins)
+            elif not join.operators:
+                lone.extend(join.branches)
+        for start in range(0, len(lone), config.max_members):
+            chunk = tuple(lone[start : start + config.max_members])
+            if len(chunk) > 1:
+                yield _proposal(graph, config, Join(chunk, "apart"), joins)
+
+
+def sibling_sets(graph: DataflowGraph) -> Iterator[list[Operator]]:
+    """Yield sets of operators that could head the branches of one group, each in topological order.
+
+    Operators of one type that read the same tensor, or stand at the same level; first those of equal signature, then
+    all of them (which a guard may refuse, with the reason).
+    """
+    anchors = [o for o in graph.operators if o.op in MERGEABLE]
+    heads = [o for o in graph.operators if _heads_pointwise_branch(graph, o)]
+    buckets: dict[Any, list[Operator]] = {}
+    for operator in anchors:
+        buckets.setdefault(("input", operator.op, operator.inputs[0]), []).append(operator)
+    for operator in anchors:
+        buckets.setdefault(("level", operator.op, graph.level[operator.name]), []).append(operator)
+    for operator in heads:
+        buckets.setdefault(("pointwise", graph.level[operator.name]), []).append(operator)
+    for bucket in buckets.values():
+        classes: dict[Any, list[Operator]] = {}
+        for operator in bucket:
+            classes.setdefault(signature(graph, operator), []).append(operator)
+        yield from (members for members in classes.values() if len(members) > 1)
+        if len(classes) > 1:
+            yield bucket
+
+
+def _heads_pointwise_branch(graph: DataflowGraph, operator: Operator) -> bool:
+    """A pointwise operator that follows no other pointwise operator or anchor it could be fused into."""
+    if operator.pattern not in POINTWISE or len(operator.outputs) != 1:
+        return False
+    data = [t for t in operator.inputs if not graph.tensors[t].is_constant]
+    producers = [graph.producer.get(t) for t in data]
+    return len(data) == 1 and all(p is None or p.pattern in ("injective", "opaque", "view") for p in producers)
+
+
+def signature(graph: DataflowGraph, operator: Operator) -> tuple[Any, ...]:
+    """What members of one merged anchor must agree in (output channels may differ)."""
+    data = graph.tensors[operator.inputs[0]]
+    common = (operator.op, data.shape, data.dtype)
+    if operator.op == "conv2d":
+        attrs = tuple(str(operator.attrs.get(field)) for field in _CONV_FIELDS)
+        return (*common, *attrs, kernel_size(graph, operator))
+    if operator.op == "matmul":
+        return (*common, len(graph.tensors[operator.inputs[1]].shape))
+    return (operator.op, graph.tensors[operator.outputs[0]].shape, data.dtype)
+
+
+def kernel_size(graph: DataflowGraph, operator: Operator) -> tuple[int | None, ...]:
+    """Spatial extents of a convolution's weight."""
+    layout = str(operator.attrs.get("kernel_layout", "OIHW"))
+    shape = graph.tensors[operator.inputs[1]].shape
+    return tuple(extent for axis, extent in zip(layout, shape, strict=True) if axis not in "OI")
+
+
+def form_of(graph: DataflowGraph, join: Join) -> str:
+    """Choose the form in which branches and their join share a kernel."""
+    heads = [graph.by_name[b.head] for b in join.branches]
+    elementwise_join = join.kind in JOINS or join.kind == "mixed"
+    if all(head.pattern in POINTWISE for head in heads):
+        return "elementwise" if elementwise_join else "partitioned"
+    if _mergeable(graph, heads) and same_structure(graph, join.branches):
+        linear = all(_is_linear(graph, b) for b in join.branches)
+        if join.kind == "add" and linear and len({_weight_shape(graph, h) for h in heads}) == 1:
+            return "collapsed"
+        if heads[0].op == "conv2d" or not elementwise_join:
+            return "merged"
+    return "joined" if elementwise_join else "partitioned"
+
+
+def _mergeable(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
+    """One input, one signature, and weights known at compile time, so that they can be concatenated."""
+    same = len({h.inputs[0] for h in heads}) == 1 and len({signature(graph, h) for h in heads}) == 1
+    constant = all(graph.tensors[h.inputs[1]].is_constant for h in heads)
+    dense = all(int(h.attrs.get("groups", 1)) == 1 for h in heads)
+    plain = all(h.op != "matmul" or len(graph.tensors[h.inputs[1]].shape) == 2 for h in heads)
+    return same and constant and dense and plain
+
+
+def _weight_shape(graph: DataflowGraph, head: Operator) -> tuple[int | None, ...]:
+    return graph.tensors[head.inputs[1]].shape
+
+
+def _is_linear(graph: DataflowGraph, branch: Branch) -> bool:
+    """The anchor and at most additions of constants."""
+    rest = (graph.by_name[name] for name in branch.operators if name != branch.head)
+    return all(o.op == "add" and _only_constants_besides_chain(graph, o, branch) for o in rest)
+
+
+def _only_constants_besides_chain(graph: DataflowGraph, operator: Operator, branch: Branch) -> bool:
+    made = {t for name in branch.operators for t in graph.by_name[name].outputs}
+    return all(t in made or graph.tensors[t].is_constant for t in operator.inputs) and len(
+        [t for t in operator.inputs if t in made]
+    ) == 1
+
+
+def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
+    """Whether branches run the same operators with the same attributes, differing only in constant operands.
+
+    Each operator after the head must read its predecessor and constants alone: an operand from elsewhere cannot be
+    concatenated at compile time.
+    """
+    forms = set()
+    for branch in branches:
+        steps, previous = [], graph.by_name[branch.head].outputs[0]
+        for name in branch.operators:
+            if name == branch.head:
+                continue
+            operator = graph.by_name[name]
+            others = [t for t in operator.inputs if t != previous]
+            chained = operator.inputs.count(previous) == 1
+            if not chained or not all(graph.tensors[t].is_constant for t in others):
+                return False
+            steps.append((operator.op, operator.inputs.index(previous), str(sorted(operator.attrs.items())),
+                          tuple(_channel_form(graph, operator, t) for t in others)))
+            previous = operator.outputs[0]
+        forms.add(tuple(steps))
+    return len(forms) == 1
+
+
+def _channel_form(graph: DataflowGraph, operator: Operator, tensor: str) -> tuple[Any, ...]:
+    """Rank of a constant operand and which of its axes are not broadcast."""
+    shape = graph.tensors[tensor].shape
+    return tuple(extent != 1 for extent in shape)
+
+
+def structure_of(graph: DataflowGraph, branch: Branch | tuple[str, ...]) -> tuple[str, ...]:
+    """Operator types of a branch in order."""
+    names = branch.operators if isinstance(branch, Branch) else branch
+    return tuple(graph.by_name[name].op for name in names)
+
+
+def _proposal(
+    graph: DataflowGraph, config: FusionConfig, join: Join, joins: Sequence[Join]
+) -> Proposal:
+    """Build the proposal of one join with what follows it, leaving the other joins' operators to them."""
+    form = form_of(graph, join)
+    names = graph.sort(join.all_operators)
+    if join.kind != "apart" and form != "partitioned":
+        theirs = {name for other in joins if other is not join for name in other.all_operators}
+        names = grow_epilogue(
+            graph,
+            names,
+            max_operators=max(config.max_operators, len(names)),
+            allowed=lambda c: c.name not in theirs,
+        )[-1]
+    anchors = tuple(b.head for b in join.branches if graph.by_name[b.head].pattern not in POINTWISE)
+    members = tuple(b.operators for b in join.branches)
+    options = (("form", form), ("join", join.kind))
+    return Proposal("horizontal", names, anchors, members, depth_of(graph, names), (), options)

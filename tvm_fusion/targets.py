@@ -1,0 +1,128 @@
+"""From what a user writes (``llvm``, ``cuda:sm_90a``, a tag, JSON) to a complete TVM target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .compat import Target, tvm
+from .devices import capability
+from .errors import TargetError
+
+_FORMS = (
+    'use "llvm", "cuda" (this machine\'s GPU), "cuda:sm_90a" or another arch, a TVM target tag '
+    'such as "nvidia/nvidia-a100", or TVM\'s JSON form'
+)
+
+#: Limits that TVM's schedules read and that TVM does not fill in by itself. 48 KiB is what a block
+#: gets without opting in to more.
+_CUDA_LIMITS: dict[str, int] = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 32,
+}
+
+
+def parse_target(target: str | Mapping[str, Any] | Target | None = None) -> Target:
+    """Make a complete TVM target.
+
+    Parameters
+    ----------
+    target : str, mapping, tvm.target.Target or None
+        ``"llvm"``; ``"cuda"``, which takes the arch of this machine's GPU; ``"cuda:sm_90a"`` and
+        the like, which need no GPU; a tag or a JSON text or a mapping in TVM's form; or a target.
+        ``None`` means the target in scope (``with target:``).
+
+    Returns
+    -------
+    tvm.target.Target
+        Of kind ``llvm`` or ``cuda``; a CUDA target always carries ``arch``,
+        ``max_threads_per_block``, ``max_shared_memory_per_block`` and ``thread_warp_size``. What
+        the user gave is kept.
+
+    Raises
+    ------
+    TargetError
+        If the kind or the arch is unknown, or ``"cuda"`` is asked for on a machine without a GPU.
+    """
+    if target is None:
+        target = Target.current(allow_none=True)
+        if target is None:
+            raise TargetError(f"no target is given and none is in scope; {_FORMS}")
+    if isinstance(target, Target):
+        return _complete(_config(target))
+    if isinstance(target, Mapping):
+        return _complete(dict(target))
+    if not isinstance(target, str):
+        raise TargetError(
+            f"a target is a text, a mapping or a tvm Target, not {type(target).__name__}; {_FORMS}"
+        )
+    text = target.strip()
+    if text.startswith("{"):
+        return _complete(_from_json(text))
+    if text == "cuda":
+        return _complete({"kind": "cuda", "arch": _present_arch()})
+    if text.startswith("cuda:"):
+        return _complete({"kind": "cuda", "arch": text.removeprefix("cuda:")})
+    if text in ("", *_other_kinds(text)):
+        raise TargetError(f"unknown target {text!r}; {_FORMS}")
+    return _complete(_config(_make(text)))
+
+
+def _other_kinds(text: str) -> tuple[str, ...]:
+    """Return ``text`` if it is a bare word other than ``llvm``: a kind we do not serve."""
+    return (text,) if text.isidentifier() and text != "llvm" else ()
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TargetError(f"the target is no legal JSON ({error}); {_FORMS}") from error
+
+
+def _config(target: Target) -> dict[str, Any]:
+    """Return TVM's dict form, without the empty tag that TVM adds and then fails to look up."""
+    config = json.loads(str(target))
+    return {key: value for key, value in config.items() if value != ""}
+
+
+def _make(target: str | dict[str, Any]) -> Target:
+    try:
+        return Target(target)
+    except (ValueError, TypeError, RuntimeError) as error:
+        # TVM appends how the construction failed to what failed; only the latter helps a user.
+        reason = str(error).split(". Target creation")[0].splitlines()[0].rstrip(".")
+        raise TargetError(f"{reason}; {_FORMS}") from error
+
+
+def _complete(config: dict[str, Any]) -> Target:
+    """Check kind and arch and add the limits that are missing."""
+    if "tag" in config:
+        config = {
+            **_config(_make(config["tag"])),
+            **{k: v for k, v in config.items() if k != "tag"},
+        }
+    kind = config.get("kind")
+    if kind == "llvm":
+        return _make(config)
+    if kind != "cuda":
+        raise TargetError(f"target kind {kind!r} is not served; {_FORMS}")
+    arch = config["arch"] if "arch" in config else _present_arch()
+    try:
+        capability(str(arch))
+    except ValueError as error:
+        raise TargetError(str(error)) from error
+    return _make({**_CUDA_LIMITS, **config, "arch": arch})
+
+
+def _present_arch() -> str:
+    """Return the arch of GPU 0."""
+    device = tvm.cuda(0)
+    if not device.exist:
+        raise TargetError(
+            'target "cuda" takes the arch of this machine\'s GPU, but there is none; '
+            'name the arch, as in "cuda:sm_90a"'
+        )
+    return "sm_" + device.compute_version.replace(".", "")

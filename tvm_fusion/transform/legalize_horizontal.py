@@ -1,0 +1,381 @@
+"""Definitions that lowering needs for horizontal groups and that Relax has no operator for.
+
+* ``merged_conv2d`` and ``emit_joined``: the convolutions of members that share their input as one 5-D convolution with a
+  branch dimension, and their join as one expression over the branches.
+* ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per member.
+* ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result.
+
+All of them emit ``call_tir``, so that FuseTIR takes them into the group's one PrimFunc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
+
+from ..compat import BlockBuilder, ir, relax, s_tir, te, tirx, topi
+
+Unary = Callable[[te.Tensor], te.Tensor]
+
+
+def _gelu(x: te.Tensor) -> te.Tensor:
+    half = tirx.const(0.5, x.dtype)
+    return te.compute(
+        x.shape,
+        lambda *i: x(*i) * half * (1 + tirx.erf(x(*i) * tirx.const(0.5**0.5, x.dtype))),
+        "gelu",
+    )
+
+
+def _silu(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda *i: x(*i) * tirx.sigmoid(x(*i)), "silu")
+
+
+#: Unary operators that an epilogue may name, as Relax names them. They are computed in float32.
+UNARY: dict[str, Unary] = {
+    "abs": topi.abs,
+    "exp": topi.exp,
+    "gelu": _gelu,
+    "negative": topi.negative,
+    "relu": topi.nn.relu,
+    "sigmoid": topi.sigmoid,
+    "silu": _silu,
+    "sqrt": topi.sqrt,
+    "tanh": topi.tanh,
+}
+
+#: Joins of the branches into one tensor.
+JOINS: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
+    "add": lambda a, b: a + b,
+    "maximum": tirx.max,
+    "minimum": tirx.min,
+    "multiply": lambda a, b: a * b,
+}
+
+
+def merged_conv2d(x: te.Tensor, weight: te.Tensor, attrs: ir.Attrs) -> te.Tensor:
+    """Convolve one input with the weights of several members.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        ``[n, c, h, w]`` or ``[n, h, w, c]``, as ``attrs.data_layout`` (NCHW or NHWC) says.
+    weight : te.Tensor
+        The members' weights stacked in front: ``[b, *kernel]`` with the kernel in ``attrs.kernel_layout``, any order of
+        the letters O, I, H and W. I is the number of input channels per group.
+    attrs : Attrs
+        Relax attributes of one member's ``conv2d`` (strides, padding, dilation, groups, layouts).
+
+    Returns
+    -------
+    te.Tensor
+        float32, ``[n, b, f, y, x]`` for NCHW and ``[n, y, x, b, f]`` for NHWC. Products are summed in float32.
+
+    Raises
+    ------
+    ValueError
+        If a layout is not among those named above.
+    """
+    data_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
+    if data_layout not in ("NCHW", "NHWC") or sorted(kernel_layout) != sorted("OIHW"):
+        raise ValueError(
+            f"merged_conv2d needs NCHW or NHWC data and an OIHW-like kernel, got {data_layout}, {kernel_layout}"
+        )
+    kernel = {axis: weight.shape[1 + kernel_layout.index(axis)] for axis in "OIHW"}
+    data = {axis: x.shape[data_layout.index(axis)] for axis in "NCHW"}
+    stride, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    before = {"H": top, "W": left}
+    after = {"H": bottom, "W": right}
+    padded = topi.nn.pad(
+        x,
+        [before.get(axis, 0) for axis in data_layout],
+        [after.get(axis, 0) for axis in data_layout],
+        name="pad_temp",
+    )
+    size = [
+        (data[axis] + before[axis] + after[axis] - dilation[i] * (kernel[axis] - 1) - 1)
+        // stride[i]
+        + 1
+        for i, axis in enumerate("HW")
+    ]
+    per_group = kernel["O"] // int(attrs.groups)
+    rc, ry, rx = (
+        te.reduce_axis((0, kernel[axis]), name=name)
+        for axis, name in (("I", "rc"), ("H", "ry"), ("W", "rx"))
+    )
+
+    def product(n: tirx.Var, b: tirx.Var, f: tirx.Var, y: tirx.Var, col: tirx.Var) -> tirx.Expr:
+        channel = rc if int(attrs.groups) == 1 else tirx.floordiv(f, per_group) * kernel["I"] + rc
+        at = {
+            "N": n,
+            "C": channel,
+            "H": y * stride[0] + ry * dilation[0],
+            "W": col * stride[1] + rx * dilation[1],
+        }
+        tap = {"O": f, "I": rc, "H": ry, "W": rx}
+        value = padded(*(at[axis] for axis in data_layout)).astype("float32")
+        factor = weight(b, *(tap[axis] for axis in kernel_layout)).astype("float32")
+        return te.sum(value * factor, axis=[rc, ry, rx])
+
+    branches, filters = weight.shape[0], kernel["O"]
+    if data_layout == "NCHW":
+        return te.compute((data["N"], branches, filters, *size), product, name="merged_conv2d_nchw")
+    return te.compute(
+        (data["N"], *size, branches, filters),
+        lambda n, y, col, b, f: product(n, b, f, y, col),
+        name="merged_conv2d_nhwc",
+    )
+
+
+def emit_joined(
+    builder: BlockBuilder,
+    x: relax.Expr,
+    stacked_weight: relax.Expr,
+    stacked_bias: relax.Expr | None,
+    epilogue: Sequence[str | Unary],
+    join: str,
+    conv_attrs: ir.Attrs,
+    out_dtype: str,
+) -> relax.Expr:
+    """Emit ``join_b(epilogue(conv2d(x, weight[b]) + bias[b]))`` as one ``call_tir``.
+
+    Everything between the convolution and the result is float32. The join is an expression over the branches, in their
+    order, and no reduction block: schedules can compute it in registers.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        The builder of the group's function.
+    x, stacked_weight : relax.Expr
+        As in ``merged_conv2d``.
+    stacked_bias : relax.Expr or None
+        ``[b, f]``.
+    epilogue : sequence of str or callable
+        Unary operators in order, each a key of ``UNARY`` or a function of a float32 tensor.
+    join : str
+        A key of ``JOINS``.
+    conv_attrs : Attrs
+        Relax attributes of one member's ``conv2d``.
+    out_dtype : str
+        Type of the result.
+
+    Returns
+    -------
+    relax.Expr
+        The call, ``[n, f, y, x]`` or ``[n, y, x, f]``; not yet bound to a variable.
+
+    Raises
+    ------
+    ValueError
+        If ``join`` or an operator of ``epilogue`` is unknown.
+    """
+    unknown = [op for op in epilogue if not callable(op) and op not in UNARY]
+    if unknown:
+        raise ValueError(
+            f"unknown epilogue operator {unknown[0]!r}; choose from {', '.join(UNARY)}"
+        )
+    if join not in JOINS:
+        raise ValueError(f"unknown join {join!r}; choose from {', '.join(JOINS)}")
+
+    def joined(data: te.Tensor, weight: te.Tensor, *bias: te.Tensor) -> te.Tensor:
+        value = merged_conv2d(data, weight, conv_attrs)
+        channels_last = str(conv_attrs.data_layout) == "NHWC"
+        branch_axis = 3 if channels_last else 1
+        if bias:
+            value = te.compute(
+                value.shape,
+                lambda *i: (
+                    value(*i) + bias[0](i[branch_axis], i[branch_axis + 1]).astype("float32")
+                ),
+                name="T_add",
+            )
+        for op in epilogue:
+            value = (op if callable(op) else UNARY[op])(value)
+        branches = int(weight.shape[0])
+
+        def element(*index: tirx.Var) -> tirx.Expr:
+            terms = [value(*index[:branch_axis], b, *index[branch_axis:]) for b in range(branches)]
+            return reduce(JOINS[join], terms).astype(out_dtype)
+
+        shape = [*value.shape[:branch_axis], *value.shape[branch_axis + 1 :]]
+        return te.compute(shape, element, name="T_join")
+
+    operands = [x, stacked_weight] + ([] if stacked_bias is None else [stacked_bias])
+    return builder.call_te(joined, *operands, primfunc_name_hint="merged_conv2d_join")
+
+
+def emit_split_store(
+    builder: BlockBuilder, merged: relax.Expr, sizes: Sequence[int], axis: int
+) -> relax.Expr:
+    """Split a tensor by one block, so that what computes it stays in one kernel with it.
+
+    Relax's own ``split`` becomes one block per part, each of which would be a loop nest of its own over the tensor.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        The builder of the group's function.
+    merged : relax.Expr
+        A tensor of static shape.
+    sizes : sequence of int
+        Extents of the parts along ``axis``; they add up to the tensor's.
+    axis : int
+        The axis to split, possibly negative.
+
+    Returns
+    -------
+    relax.Expr
+        A ``call_tir`` that returns the tuple of parts; not yet bound to a variable.
+
+    Raises
+    ------
+    ValueError
+        If the shape is symbolic or ``sizes`` do not add up.
+    """
+    shape, dtype = _static_shape(merged), str(merged.ty.dtype)
+    axis %= len(shape)
+    if sum(sizes) != shape[axis] or not sizes:
+        raise ValueError(
+            f"the sizes {list(sizes)} do not add up to {shape[axis]}; give one size per part"
+        )
+    source = tirx.decl_buffer([_int64(extent) for extent in shape], dtype, "merged", layout=None)
+    parts, stores = [], []
+    loops, indices = _loops(shape)
+    for number, (size, begin) in enumerate(zip(sizes, _offsets(sizes), strict=True)):
+        extents = [size if i == axis else extent for i, extent in enumerate(shape)]
+        part = tirx.decl_buffer(
+            [_int64(extent) for extent in extents], dtype, f"part_{number}", layout=None
+        )
+        at = [i - begin if position == axis and begin else i for position, i in enumerate(indices)]
+        parts.append(part)
+        stores.append((begin + size, tirx.BufferStore(part, source[tuple(indices)], at)))
+    body = stores[-1][1]
+    for end, store in reversed(stores[:-1]):
+        body = tirx.IfThenElse(indices[axis] < _int64(end), store, body)
+    reads = [tirx.BufferRegion(source, [ir.Range.from_min_extent(i, _int64(1)) for i in indices])]
+    writes = [
+        tirx.BufferRegion(
+            store.buffer, [ir.Range.from_min_extent(i, _int64(1)) for i in store.indices]
+        )
+        for _, store in stores
+    ]
+    nest = _nest("split_store", loops, indices, shape, reads, writes, body)
+    function = _prim_func([source, *parts], nest)
+    types = [relax.TensorType([int(extent) for extent in part.ty.shape], dtype) for part in parts]
+    return relax.call_tir(builder.add_func(function, "split_store"), [merged], out_ty=types)
+
+
+def emit_concat_stores(
+    builder: BlockBuilder, tensors: Sequence[relax.Expr], axis: int
+) -> relax.Expr:
+    """Concatenate by one block per tensor, each of which writes its own slice of the result.
+
+    TVM's own ``concat`` is one block that reads every tensor; it would tie independent members together.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        The builder of the group's function.
+    tensors : sequence of relax.Expr
+        Tensors of static shapes that agree except along ``axis``, of one dtype.
+    axis : int
+        The axis to concatenate along, possibly negative.
+
+    Returns
+    -------
+    relax.Expr
+        A ``call_tir``; not yet bound to a variable.
+
+    Raises
+    ------
+    ValueError
+        If a shape is symbolic, or the shapes or dtypes do not agree.
+    """
+    shapes, dtypes = (
+        [_static_shape(tensor) for tensor in tensors],
+        {str(tensor.ty.dtype) for tensor in tensors},
+    )
+    axis %= len(shapes[0])
+    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) != 1 or len(dtypes) != 1:
+        raise ValueError(
+            f"cannot concatenate shapes {shapes} of {sorted(dtypes)} along axis {axis}"
+        )
+    (dtype,) = dtypes
+    sizes = [shape[axis] for shape in shapes]
+    total = [sum(sizes) if i == axis else extent for i, extent in enumerate(shapes[0])]
+    result = tirx.decl_buffer([_int64(extent) for extent in total], dtype, "concat", layout=None)
+    sources, nests = [], []
+    for number, (shape, begin) in enumerate(zip(shapes, _offsets(sizes), strict=True)):
+        source = tirx.decl_buffer(
+            [_int64(extent) for extent in shape], dtype, f"member_{number}", layout=None
+        )
+        loops, indices = _loops(shape)
+        at = [i + begin if position == axis and begin else i for position, i in enumerate(indices)]
+        store = tirx.BufferStore(result, source[tuple(indices)], at)
+        reads = [
+            tirx.BufferRegion(source, [ir.Range.from_min_extent(i, _int64(1)) for i in indices])
+        ]
+        writes = [tirx.BufferRegion(result, [ir.Range.from_min_extent(i, _int64(1)) for i in at])]
+        sources.append(source)
+        nests.append(_nest(f"concat_store_{number}", loops, indices, shape, reads, writes, store))
+    function = _prim_func([*sources, result], nests[0] if len(nests) == 1 else tirx.SeqStmt(nests))
+    call_type = relax.TensorType(total, dtype)
+    return relax.call_tir(
+        builder.add_func(function, "concat_stores"), list(tensors), out_ty=call_type
+    )
+
+
+def _static_shape(tensor: relax.Expr) -> list[int]:
+    shape = tensor.ty.shape
+    if not isinstance(shape, relax.ShapeExpr) or not all(
+        isinstance(extent, tirx.IntImm) for extent in shape.values
+    ):
+        raise ValueError(
+            f"{tensor.ty} has a symbolic shape; fix its dimensions or leave it ungrouped"
+        )
+    return [int(extent) for extent in shape.values]
+
+
+def _int64(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes[:-1])]
+
+
+def _loops(shape: Sequence[int]) -> tuple[list[tirx.Var], list[tirx.Var]]:
+    """Return loop variables and block variables for a nest over ``shape``."""
+    return (
+        [tirx.Var(f"i{position}", "int64") for position in range(len(shape))],
+        [tirx.Var(f"v_i{position}", "int64") for position in range(len(shape))],
+    )
+
+
+def _nest(
+    name: str,
+    loops: Sequence[tirx.Var],
+    indices: Sequence[tirx.Var],
+    shape: Sequence[int],
+    reads: list,
+    writes: list,
+    body: tirx.Stmt,
+) -> tirx.Stmt:
+    """Build a complete block with spatial iterators only, and the loops around it."""
+    domains = [ir.Range(_int64(0), _int64(extent)) for extent in shape]
+    axes = [
+        tirx.IterVar(domain, index, tirx.IterVar.DataPar)
+        for domain, index in zip(domains, indices, strict=True)
+    ]
+    block = s_tir.SBlock(axes, reads, writes, name, body)
+    nest: tirx.Stmt = s_tir.SBlockRealize(list(loops), True, block)
+    for loop, extent in reversed(list(zip(loops, shape, strict=True))):
+        nest = tirx.For(loop, _int64(0), _int64(extent), tirx.ForKind.SERIAL, nest)
+    return nest
+
+
+def _prim_func(params: list, body: tirx.Stmt) -> tirx.PrimFunc:
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(params, root).with_attrs({"tirx.noalias": True, "s_tir": True})

@@ -1,0 +1,123 @@
+"""Annotated groups → one PrimFunc each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..compat import PyExprMutator, ir, mutator, relax, structural_equal, structural_hash, tirx, tvm
+from .annotate import ORDER
+from .legalize import legalize
+from .rewrite_horizontal import rewrite_horizontal
+from .strip_fusion import STRATEGY, is_group
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.LowerGroups")
+class LowerGroups:
+    """Lower every operator to ``call_tir`` and every group to one PrimFunc.
+
+    Horizontal groups are first rewritten to compute what their members share once; then TVM's LegalizeOps (with
+    float32 accumulation of narrow types) and FuseTIR do the lowering. The groups' attributes move to the PrimFuncs, and
+    equal kernels become one.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Lower a module."""
+        return lower_groups(mod)[0]
+
+
+def lower_groups(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Lower a module and say which kernel serves each group.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        The module with PrimFuncs.
+    kernels : dict of str to str
+        Kernel name by group name (equal groups share one).
+    """
+    names = [gv.name_hint for gv, f in mod.functions.items() if is_group(f)]
+    mod = legalize(_rewrite_groups(mod))
+    mod = _fuse_keeping_attrs(mod)
+    mod, aliases = share_equal_kernels(mod)
+    return mod, {name: aliases.get(name, name) for name in names}
+
+
+def _rewrite_groups(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite the horizontal groups that ``main`` calls, and drop the order that only ``strip`` needs."""
+    main = mod.get_global_var("main")
+    func = mod[main]
+    bindings = []
+    for binding in func.body.blocks[0].bindings:
+        value = binding.value
+        if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
+            callee = mod[value.op]
+            if is_group(callee) and callee.attrs[STRATEGY] == "horizontal":
+                gv = mod.get_global_var(value.op.name_hint)
+                mod, value = rewrite_horizontal(mod, gv, value)
+        bindings.append(relax.VarBinding(binding.var, value))
+    attrs = {k: v for k, v in (func.attrs.items() if func.attrs else ()) if k != ORDER}
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
+    out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    new_main = relax.Function(func.params, body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs))
+    out.update_func(out.get_global_var("main"), new_main)
+    return relax.transform.Normalize()(out)
+
+
+def _fuse_keeping_attrs(mod: tvm.IRModule) -> tvm.IRModule:
+    """Run FuseTIR, which drops custom attributes, and put them on the PrimFuncs by name."""
+    kept: dict[str, dict[str, Any]] = {}
+    for gv, func in mod.functions.items():
+        if is_group(func):
+            pairs = func.attrs.items()
+            kept[gv.name_hint] = {k: v for k, v in pairs if k.startswith("tvm_fusion.")}
+    out = relax.transform.FuseTIR()(mod)
+    for gv, func in list(out.functions.items()):
+        if isinstance(func, tirx.PrimFunc) and gv.name_hint in kept:
+            out.update_func(gv, func.with_attrs(kept[gv.name_hint]))
+    return relax.transform.DeadCodeElimination()(out)
+
+
+def share_equal_kernels(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Let structurally equal PrimFuncs be one.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        The module without the duplicates.
+    aliases : dict of str to str
+        Name of the kept function by that of each duplicate.
+    """
+    kept: dict[int, list[tuple[ir.GlobalVar, Any]]] = {}
+    aliases: dict[str, ir.GlobalVar] = {}
+    for gv, func in mod.functions_items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        same = kept.setdefault(structural_hash(func), [])
+        twin = next((g for g, f in same if structural_equal(f, func)), None)
+        if twin is None:
+            same.append((gv, func))
+        else:
+            aliases[gv.name_hint] = twin
+    if not aliases:
+        return mod, {}
+    redirect = _Redirect(aliases)
+    functions = {
+        gv: redirect.visit_expr(f) if isinstance(f, relax.Function) else f
+        for gv, f in mod.functions.items()
+        if gv.name_hint not in aliases
+    }
+    out = tvm.IRModule(functions, attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    return out, {name: gv.name_hint for name, gv in aliases.items()}
+
+
+@mutator
+class _Redirect(PyExprMutator):
+    """Points calls at the kept functions."""
+
+    def __init__(self, aliases: Mapping[str, ir.GlobalVar]) -> None:
+        super().__init__()
+        self.aliases = aliases
+
+    def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
+        return self.aliases.get(op.name_hint, op)

@@ -1,0 +1,75 @@
+"""PrimFuncs → scheduled PrimFuncs, by the first template that accepts each."""
+
+from __future__ import annotations
+
+from ..compat import Target, relax, tirx, tvm
+from ..errors import LoweringError
+from ..schedules import schedule
+from .fuse import current_target
+from .strip_fusion import STRATEGY
+
+#: Attribute that names the template that scheduled a function.
+TEMPLATE = "tvm_fusion.template"
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.ScheduleGroups")
+class ScheduleGroups:
+    """Schedule every PrimFunc that has no schedule yet.
+
+    Parameters
+    ----------
+    target : Target, str or None
+        Target to schedule for; None takes the current one.
+
+    Raises
+    ------
+    LoweringError
+        If no template makes one kernel of a group.
+    """
+
+    def __init__(self, target: Target | str | None = None) -> None:
+        self.target = target
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Schedule a module."""
+        out, failures = schedule_functions(mod, current_target(self.target))
+        for name, message in failures.items():
+            raise LoweringError(f"{name}: {message}")
+        return out
+
+
+def schedule_functions(
+    mod: tvm.IRModule, target: Target
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Schedule what a template accepts.
+
+    Reshapes stay as they are, so that TVM turns them into views; an operator outside groups that no template accepts is
+    left to TVM's default schedule.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        The module with scheduled functions.
+    failures : dict of str to str
+        Message by name of each group that could not become one kernel.
+    """
+    out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    failures: dict[str, str] = {}
+    for gv, func in mod.functions_items():
+        if not isinstance(func, tirx.PrimFunc) or _is_done(func):
+            continue
+        is_group = func.attrs is not None and STRATEGY in func.attrs
+        if not is_group and relax.analysis.has_reshape_pattern(func):
+            continue
+        try:
+            scheduled, template = schedule(func, target)
+        except LoweringError as err:
+            if is_group:
+                failures[gv.name_hint] = str(err)
+            continue
+        out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attr(TEMPLATE, template))
+    return out, failures
+
+
+def _is_done(func: tirx.PrimFunc) -> bool:
+    return func.attrs is not None and bool(func.attrs.get("tirx.is_scheduled", False))
