@@ -46,14 +46,12 @@ test-full: $(VENV)/installed-torch
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if command -v clang-format >/dev/null; then \
-	  clang-format --dry-run --Werror tvm_fusion/csrc/*; \
-	else echo "clang-format is not installed: C++ not checked"; fi
+	$(BIN)/clang-format --dry-run --Werror tvm_fusion/csrc/*
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	@if command -v clang-format >/dev/null; then clang-format -i tvm_fusion/csrc/*; fi
+	$(BIN)/clang-format -i tvm_fusion/csrc/*
 
 clean:
 	rm -rf $(VENV) .demo build dist ./*.egg-info tvm_fusion/_core.so

@@ -1,5 +1,6 @@
 """Builds and installs tvm_fusion: the Python package, ``schedules/`` inside it, the native core."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+# Read, not imported: the build environment has none of the package's requirements.
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "tvm_fusion/_version.py").read_text(), re.MULTILINE
+)[1]
 
 REQUIRES = [
     "apache-tvm==0.27.0.post1",
@@ -38,10 +43,12 @@ EXTRAS = {
     "tutorials": ["jupyterlab", "jupytext", "matplotlib", "nbmake"],
     "dev": [
         "build",
+        # Formatters change their mind between releases.
+        "clang-format==18.1.8",
         "hypothesis",
         "pytest",
         "pytest-xdist",
-        "ruff",
+        "ruff==0.17.*",
         "setuptools>=77",
         "cmake>=3.18",
         "ninja",
@@ -86,7 +93,7 @@ class PlatformWheel(bdist_wheel):
 
 setup(
     name="tvm_fusion",
-    version="0.1.0",
+    version=VERSION,
     description="Operator fusion for Apache TVM, planned, verified and explained",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -73,6 +73,8 @@ class Block:
         Whether it writes a parameter of the function.
     is_injective : bool
         Whether it can be inlined into its consumers: all iterators spatial, one write, one plain store.
+    is_nested : bool
+        Whether it has blocks of its own (adaptive pooling, whose windows differ in size).
     """
 
     name: str
@@ -83,6 +85,7 @@ class Block:
     writes: tuple[Access, ...]
     is_output: bool
     is_injective: bool
+    is_nested: bool
 
     @property
     def is_reduction(self) -> bool:
@@ -117,7 +120,12 @@ class Structure:
 
     @property
     def is_regular(self) -> bool:
-        """Whether every block has only spatial and reduction iterators."""
+        """Whether every block is one loop nest with only spatial and reduction iterators."""
+        return self.is_ordered and not any(block.is_nested for block in self.blocks)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether every block has only spatial and reduction iterators, whatever its body does."""
         return all("O" not in block.kinds for block in self.blocks)
 
     @property
@@ -170,7 +178,7 @@ def structure(sch: s_tir.Schedule) -> Structure | None:
     Returns
     -------
     Structure or None
-        None when the function is not in block form (opaque bodies, nested blocks).
+        None when the function is not in block form.
     """
     func = sch.mod["main"]
     if root_block(func) is None:
@@ -180,8 +188,6 @@ def structure(sch: s_tir.Schedule) -> Structure | None:
     names: set[str] = set()
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(handle)
-        if nodes_of(block.body, s_tir.SBlock):
-            return None
         name = block.name_hint
         while name in names:
             name += "'"
@@ -236,6 +242,7 @@ def _describe(
         writes=writes,
         is_output=any(write.buffer in params for write in writes),
         is_injective=injective,
+        is_nested=bool(nodes_of(block.body, s_tir.SBlock)),
     )
 
 

@@ -118,3 +118,30 @@ def copy_together(
     else:
         _, thread = sch.split(fused, [None, threads])
     sch.bind(thread, "threadIdx.x")
+
+
+def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> None:
+    """Give every thread one element of each output, and all that the element needs.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule, changed in place.
+    info : Structure
+        Its structure. Outputs have equally many elements and nothing reads them; blocks that are left between
+        inputs and outputs are computed by each thread for itself, in registers.
+    threads : int
+        Threads of a block.
+    """
+    lanes = []
+    for output in info.outputs:
+        fused = fuse_loops(sch, loops_of(sch, output.handle))
+        lanes.append(sch.split(fused, [None, threads])[1])
+    lane = sch.merge(*lanes) if len(lanes) > 1 else lanes[0]
+    sch.bind(sch.get_loops(info.outputs[0].handle)[0], "blockIdx.x")
+    sch.bind(lane, "threadIdx.x")
+    for block in reversed(info.blocks):
+        if not block.is_output:
+            for index in range(len(block.writes)):
+                sch.set_scope(block.handle, index, "local")
+            sch.compute_at(block.handle, lane, preserve_unit_loops=True)

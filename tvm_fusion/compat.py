@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 
@@ -20,10 +21,17 @@ from tvm.relax.expr import _update_type as update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from . import errors
+
 __all__ = [
-    "BlockBuilder", "Constant", "PyExprMutator", "Target", "import_tensor_intrinsics", "ir", "mutator", "relax", "s_tir",
+    "BlockBuilder", "Constant", "PyExprMutator", "Target", "import_tensor_intrinsics", "ir", "mutator", "relax", "s_tir", "silent_native",
     "structural_equal", "structural_hash", "te", "tirx", "topi", "tvm", "update_type",
 ]  # fmt: skip
+
+# An exception that a pass raises crosses TVM's C++ code, which keeps the type of registered ones only.
+for _error in vars(errors).values():
+    if isinstance(_error, type) and issubclass(_error, errors.FusionError):
+        tvm_ffi.register_error(f"tvm_fusion.{_error.__name__}", _error)
 
 structural_equal = tvm_ffi.structural_equal
 structural_hash = tvm_ffi.structural_hash
@@ -56,3 +64,20 @@ def import_tensor_intrinsics() -> None:
     if "tvm.s_tir.tensor_intrin" not in sys.modules:
         with _stack_without_source():
             import tvm.s_tir.tensor_intrin  # noqa: F401
+
+
+@contextlib.contextmanager
+def silent_native() -> Iterator[None]:
+    """Hide what TVM's C++ code writes to stderr by itself.
+
+    TVM logs a warning for every constant of a library that it loads; a user can do nothing about them.
+    """
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -17,7 +17,7 @@ from ..analysis import dtype_bytes
 from ..base import Limits
 
 #: Multiply-adds in the time of one load from shared memory, and of copying one element into it.
-_SHARED_LOAD, _COPY = 2.0, 6.0
+_SHARED_LOAD, _COPY = 2.0, 12.0
 
 #: The same for the two barriers of a slice.
 _BARRIER = 40.0

@@ -17,11 +17,24 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.slow
 
 SMOKE = """
-import tvm_fusion, tvm_fusion.schedules, tvm_fusion.schedules.cuda, tvm_fusion.targets
+import numpy, tvm
+from tvm import relax
+import tvm_fusion as tf, tvm_fusion.schedules.cuda
 from tvm_fusion.graph._native import Reachability
+
 assert Reachability(3, [(0, 1), (1, 2)]).reaches(0, 2)
-print(tvm_fusion.__file__)
-print(tvm_fusion.schedules.__file__)
+builder = relax.BlockBuilder()
+x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+with builder.function("main", [x], {"num_input": 1}):
+    with builder.dataflow():
+        total = builder.emit(relax.op.add(x, x))
+        out = builder.emit_output(relax.op.nn.relu(total))
+    builder.emit_func_output(out)
+model = tf.compile(builder.get(), "llvm")
+value = numpy.linspace(-1, 1, 32, dtype="float32").reshape(4, 8)
+numpy.testing.assert_array_equal(model(value)[0], numpy.maximum(value + value, 0))
+print(tf.__file__)
+print(tf.schedules.__file__)
 """
 
 

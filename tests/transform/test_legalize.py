@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tvm_fusion.compat import relax, tirx, tvm
+from tvm_fusion.testing.groups import group_module, run_on_cpu
 from tvm_fusion.transform.legalize import LEGALIZE_MAP, legalize
 from tvm_fusion.transform.legalize_horizontal import (
     JOINS,
@@ -28,38 +29,13 @@ def module(shapes, dtype, make):
     return builder.get()
 
 
-def group_module(shapes, dtype, make):
-    """Return a module whose main calls one Primitive function, after legalisation and FuseTIR."""
-    builder = relax.BlockBuilder()
-
-    def variables():
-        return [
-            relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)
-        ]
-
-    inputs = variables()
-    with builder.function("group", inputs, attrs={"Primitive": 1}, private=True):
-        with builder.dataflow():
-            result = builder.emit_output(make(builder, *inputs))
-        builder.emit_func_output(result)
-    group = builder.get().get_global_var("group")
-    inputs = variables()
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(relax.Call(group, inputs)))
-        builder.emit_func_output(result)
-    fused = relax.transform.FuseTIR()(legalize(builder.get()))
-    return relax.transform.DeadCodeElimination()(fused)
-
-
 def prim_funcs(mod):
     return [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
 
 
 def run(mod, *arrays):
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    result = machine["main"](*[tvm.runtime.tensor(array) for array in arrays])
-    return result.numpy() if hasattr(result, "numpy") else [part.numpy() for part in result]
+    results = run_on_cpu(mod, arrays)
+    return results[0] if len(results) == 1 else results
 
 
 def float64(array):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import traceback
+import warnings
 from typing import Annotated
 
 import typer
 
+from .._version import __version__
 from ..errors import FusionError
 from .bench import bench
 from .command import register
@@ -40,7 +41,7 @@ def program(
 ) -> None:
     """Show the version, or the help when no command is given."""
     if version:
-        print(importlib.metadata.version("tvm_fusion"))
+        print(__version__)
         raise typer.Exit(0)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -60,6 +61,7 @@ def run(arguments: list[str]) -> int:
     int
         Exit code.
     """
+    warnings.showwarning = _show_warning
     try:
         code = app(arguments, prog_name="tvm-fusion", standalone_mode=False)
         sys.stdout.flush()
@@ -92,6 +94,11 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, FusionError | ValueError | OSError | ImportError):
         return text
     return f"internal error ({type(error).__name__}): {text}; --debug shows where"
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Show a warning as errors are shown, without the line of source that raised it."""
+    _report(f"warning: {message}")
 
 
 def _report(message: str, code: int = 2) -> int:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-
-class TensorSignature(Protocol):
-    """Name, shape and dtype of one input or output; a symbolic dimension is a text."""
-
-    name: str
-    shape: Sequence[int | str]
-    dtype: str
+from ..build import TensorSpec
+from ..build.inputs import numpy_dtype, random_array
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Path]:
@@ -38,7 +32,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def collect_inputs(
-    signature: Sequence[TensorSignature], files: dict[str, Path], seed: int
+    signature: Sequence[TensorSpec], files: dict[str, Path], seed: int
 ) -> list[np.ndarray]:
     """Make one array for every input: from its file, or random if there is none.
 
@@ -57,21 +51,12 @@ def collect_inputs(
     return [
         read_array(files[tensor.name], tensor)
         if tensor.name in files
-        else random_array(tensor, rng)
+        else random_value(tensor, rng)
         for tensor in signature
     ]
 
 
-def numpy_dtype(dtype: str) -> np.dtype:
-    """Return numpy's dtype, ``ml_dtypes``' for those that numpy lacks."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
-def read_array(file: Path, tensor: TensorSignature) -> np.ndarray:
+def read_array(file: Path, tensor: TensorSpec) -> np.ndarray:
     """Read a .npy file as the value of an input."""
     try:
         array = np.load(file, allow_pickle=False)
@@ -91,22 +76,19 @@ def read_array(file: Path, tensor: TensorSignature) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def random_array(tensor: TensorSignature, rng: np.random.Generator) -> np.ndarray:
-    """Make a random value: normal floats, and 0 or 1 for integers, which any vocabulary has."""
+def random_value(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    """Make a random value of an input whose shape is fixed."""
     symbolic = [dim for dim in tensor.shape if not isinstance(dim, int)]
     if symbolic:
         raise ValueError(
             f"dimension {symbolic[0]!r} of input {tensor.name!r} is not fixed; give the input "
             f"with --input {tensor.name}=FILE.npy"
         )
-    dtype = numpy_dtype(tensor.dtype)
-    if tensor.dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(tensor.shape).astype(dtype)
-    return rng.integers(0, 2, tensor.shape).astype(dtype)
+    return random_array(tensor, rng)
 
 
 def save_outputs(
-    folder: Path, signature: Sequence[TensorSignature], arrays: Sequence[np.ndarray]
+    folder: Path, signature: Sequence[TensorSpec], arrays: Sequence[np.ndarray]
 ) -> list[Path]:
     """Write each output as a .npy file named after it; return the files."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .command import ModelOptions, stage
+from .command import ModelOptions, PlanOption, decisions, stage
 
 
 def bench(
     options: ModelOptions,
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="Take the decisions from this plan (JSON) instead of planning."),
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each side.")] = 20,
+    plan: PlanOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Time the fused and the unfused model in turns and print medians and their ratio.
@@ -24,5 +19,18 @@ def bench(
     Examples
     --------
     tvm-fusion bench resnet50.onnx
-    tvm-fusion bench resnet50.onnx --target cuda --dtype float16 --repeat 100
+    tvm-fusion bench resnet50.onnx --target cuda --dtype float16
+    tvm-fusion bench resnet50.onnx --plan plan.json
     """
+    from .. import plan as make_plan
+    from ..build.bench import compare
+
+    config, target = options.config(), options.parsed_target()
+    decided = decisions(options, plan)
+    module = options.load()
+    if decided is None:
+        with stage("planning"):
+            decided = make_plan(module, target, config, name=options.name)
+    with stage("compiling and timing") as progress:
+        result = compare(module, target, decided, seed=seed, progress=progress)
+    print(result)

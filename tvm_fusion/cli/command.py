@@ -15,6 +15,12 @@ import typer
 if TYPE_CHECKING:
     from ..compat import Target, tvm
     from ..config import FusionConfig
+    from ..planner import Plan
+
+PlanOption = Annotated[
+    Path | None,
+    typer.Option(help="Take the decisions from this plan (JSON) instead of planning."),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +115,28 @@ def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:
             raise ValueError(f"--shape gives {name!r} twice")
         shapes[name] = tuple(map(int, dims))
     return shapes or None
+
+
+def decisions(options: ModelOptions, file: Path | None) -> Plan | None:
+    """Read the plan that the user gave, if any.
+
+    Raises
+    ------
+    ValueError
+        If options of planning are given beside it.
+    PlanError
+        If the file holds no plan.
+    """
+    if file is None:
+        return None
+    if any((options.strategies, options.deny, options.max_members, options.max_depth)):
+        raise ValueError(
+            "--plan holds the decisions already; leave out --strategies, --deny, --max-members "
+            "and --max-depth"
+        )
+    from ..planner import Plan
+
+    return Plan.from_json(file.read_text(encoding="utf-8"))
 
 
 def register(app: typer.Typer, function: Callable[..., int | None]) -> None:

@@ -35,15 +35,15 @@ def run_model(
     tvm-fusion run resnet50.so --input data=image.npy --output results
     """
     from .. import load
-    from ..build import read_signature
     from .arrays import collect_inputs, parse_inputs, save_outputs, summary
 
     files = parse_inputs(input or [])
     with stage(f"loading {library.name}"):
-        signature = read_signature(library)
+        executable = load(library)
+    signature = executable.signature
     arrays = collect_inputs(signature.inputs, files, seed)
     with stage("running"):
-        results = load(library)(*arrays)
+        results = executable(*arrays)
     for tensor, array in zip(signature.outputs, results, strict=True):
         print(f"{tensor.name}: {summary(array)}")
     if output is not None:

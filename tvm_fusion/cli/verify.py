@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from .command import ModelOptions, stage
+from .command import ModelOptions, PlanOption, decisions, stage
 
 
 def verify(
     options: ModelOptions,
-    inputs: Annotated[int, typer.Option(min=1, help="Number of random inputs.")] = 3,
+    plan: PlanOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> int:
     """Compare the fused model with the unfused one, as a whole and group by group.
@@ -22,12 +22,16 @@ def verify(
     --------
     tvm-fusion verify resnet50.onnx
     tvm-fusion verify resnet50.onnx --target cuda --dtype float16 --seed 7
+    tvm-fusion verify resnet50.onnx --plan plan.json
     """
     from .. import verify as verify_module
 
     config, target = options.config(), options.parsed_target()
+    decided = decisions(options, plan)
     module = options.load()
-    with stage("verifying"):
-        report = verify_module(module, target, config=config, inputs=inputs, seed=seed)
+    with stage("verifying") as progress:
+        report = verify_module(
+            module, target, plan=decided, config=config, seed=seed, progress=progress
+        )
     print(report)
     return 0 if report.passed else 1

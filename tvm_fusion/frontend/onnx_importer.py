@@ -13,6 +13,7 @@ from ..errors import UnsupportedOperatorError
 from .canonical.constants import to_constant
 from .naming import NodeNames
 from .onnx_native import first_line
+from .operator_builder import OperatorBuilder
 
 if TYPE_CHECKING:
     import onnx
@@ -69,6 +70,7 @@ def _importer_class() -> type:
 
         def __init__(self, weights: Mapping[str, onnx.TensorProto]) -> None:
             super().__init__(None, None, sanitize=False)
+            self.bb = OperatorBuilder()
             self._weights = weights
             self._node: tuple[str, str] | None = None
             self.names = NodeNames()

@@ -17,28 +17,39 @@ class Vertical(Strategy):
     """Chains around a convolution, matmul, pooling, reduction or row normalisation, and pointwise chains.
 
     Every depth is proposed, from the anchor with its first consumer up to ``config.max_depth`` operators, with and
-    without the pointwise producers that only the anchor reads.
+    without the pointwise producers that only the anchor reads. A producer that an earlier anchor's epilogue can hold is
+    left to it: there it is computed once, in a prologue once for every tile that reads it.
     """
 
     name = "vertical"
 
     def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
+        anchors = [o for o in graph.operators if o.pattern in ANCHORS and len(o.outputs) == 1]
+        epilogues = {
+            a.name: grow_epilogue(graph, (a.name,), max_operators=config.max_operators) for a in anchors
+        }
+        held = {name for sets in epilogues.values() for name in sets[-1]}
         covered: set[str] = set()
-        for operator in graph.operators:
-            if operator.pattern in ANCHORS and len(operator.outputs) == 1:
-                for proposal in self._around(graph, config, operator):
-                    covered.update(proposal.operators)
-                    yield proposal
+        for anchor in anchors:
+            for proposal in self._around(graph, config, anchor, epilogues[anchor.name], held):
+                covered.update(proposal.operators)
+                yield proposal
         # Once as if there were no anchors (their groups may be refused), once for what they leave over.
         yield from self._chains(graph, config, set())
         if covered:
             yield from self._chains(graph, config, covered)
 
     def _around(
-        self, graph: DataflowGraph, config: FusionConfig, anchor: Operator
+        self,
+        graph: DataflowGraph,
+        config: FusionConfig,
+        anchor: Operator,
+        epilogues: list[tuple[str, ...]],
+        held: set[str],
     ) -> Iterator[Proposal]:
-        epilogues = grow_epilogue(graph, (anchor.name,), max_operators=config.max_operators)
-        prologues = grow_prologue(graph, anchor, max_operators=config.max_operators)
+        prologues = grow_prologue(
+            graph, anchor, max_operators=config.max_operators, allowed=lambda o: o.name not in held
+        )
         seen = set()
         for before in [(), *prologues]:
             for after in epilogues:

@@ -66,9 +66,10 @@ template <int k> static inline Narrow<k> hpow(Narrow<k> x, Narrow<k> y) {
 }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline float __fdividef(float x, float y) { return x / y; }
-static inline float __expf(float x) { return std::exp(x); }
-static inline float __logf(float x) { return std::log(x); }
-static inline float __powf(float x, float y) { return std::pow(x, y); }
+// The C library declares functions of these names itself.
+#define __expf expf
+#define __logf logf
+#define __powf powf
 
 template <typename T> struct alignas(2 * sizeof(T)) Vec2 { T x, y; };
 template <typename T> struct Vec3 { T x, y, z; };
@@ -126,7 +127,7 @@ template <typename T> static T __shfl_xor_sync(unsigned, T value, int mask, int 
 }
 // Shared memory lives in one section, so that every block can start with it filled with NaN.
 #define __shared__ static __attribute__((section("simt_shared")))
-__shared__ char simt_shared_anchor[64];
+__attribute__((used)) __shared__ char simt_shared_anchor[64];
 extern "C" char __start_simt_shared[], __stop_simt_shared[];
 
 namespace simt {

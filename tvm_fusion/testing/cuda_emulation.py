@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import re
 import subprocess
@@ -172,6 +173,7 @@ def _array(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return array
 
 
+@functools.lru_cache(maxsize=4)
 def _compile(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         path, library = Path(folder, "kernel.cc"), Path(folder, "kernel.so")

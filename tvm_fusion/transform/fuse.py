@@ -8,7 +8,6 @@ from typing import Any
 from ..compat import Target, tvm
 from ..config import FusionConfig
 from ..devices import device_for
-from ..errors import TargetError
 from ..graph.relax import RelaxGraph, from_relax
 from ..planner.assemble import make_plan, proposals_of
 from ..planner.plan import Plan, TargetInfo
@@ -42,7 +41,7 @@ def plan_module(
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
     """
-    resolved = current_target(target)
+    resolved = parse_target(target)
     flat, groups = strip(mod)
     found = from_relax(flat)
     existing = [_as_proposal(found, group) for group in groups]
@@ -50,22 +49,6 @@ def plan_module(
     arch = resolved.attrs.get("arch") if resolved.kind.name == "cuda" else None
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
     return make_plan(found.graph, device, info, config, model=model, existing=existing, excluded=excluded)
-
-
-def current_target(target: Target | str | None) -> Target:
-    """Return the given target, or the one in scope.
-
-    Raises
-    ------
-    TargetError
-        If neither is there.
-    """
-    if target is not None:
-        return parse_target(target)
-    scoped = Target.current(allow_none=True)
-    if scoped is None:
-        raise TargetError("no target: pass one, or run the pass inside `with tvm.target.Target(...)`")
-    return scoped
 
 
 def apply_plan(mod: tvm.IRModule, plan: Plan) -> tvm.IRModule:

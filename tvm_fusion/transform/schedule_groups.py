@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..compat import Target, relax, tirx, tvm
 from ..errors import LoweringError
 from ..schedules import schedule
-from .fuse import current_target
+from ..targets import parse_target
 from .strip_fusion import STRATEGY
 
 #: Attribute that names the template that scheduled a function.
@@ -32,7 +32,7 @@ class ScheduleGroups:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Schedule a module."""
-        out, failures = schedule_functions(mod, current_target(self.target))
+        out, failures = schedule_functions(mod, parse_target(self.target))
         for name, message in failures.items():
             raise LoweringError(f"{name}: {message}")
         return out

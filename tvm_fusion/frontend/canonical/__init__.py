@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from ...compat import tvm
 from .bind_weights import BindWeights
 from .compact_constants import CompactConstants
+from .convert_dtype import ConvertDtype
+from .convert_layout import ConvertLayout
 from .decompose_batch_norm import DecomposeBatchNorm
 from .flatten_bindings import FlattenBindings
 from .fold_constants import FoldConstants
+from .fold_padding import FoldPadding
 from .fold_scale_into_weights import FoldScaleIntoWeights
 from .merge_scale_shifts import MergeScaleShifts
 from .remove_no_ops import RemoveNoOps
@@ -18,8 +21,8 @@ from .simplify_bias import SimplifyBias
 from .unstack_reductions import UnstackReductions
 
 __all__ = [
-    "CANONICAL_PASSES", "BindWeights", "CompactConstants", "DecomposeBatchNorm", "FlattenBindings", "FoldConstants",
-    "FoldScaleIntoWeights", "MergeScaleShifts", "RemoveNoOps", "ReplaceReshapes", "SimplifyBias", "UnstackReductions",
+    "CANONICAL_PASSES", "BindWeights", "CompactConstants", "ConvertDtype", "ConvertLayout", "DecomposeBatchNorm",
+    "FlattenBindings", "FoldConstants", "FoldPadding", "FoldScaleIntoWeights", "MergeScaleShifts", "RemoveNoOps", "ReplaceReshapes", "SimplifyBias", "UnstackReductions",
     "canonicalize",
 ]  # fmt: skip
 
@@ -36,6 +39,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     CompactConstants,  # after folding, for the full-size constants that the file itself stores
     DecomposeBatchNorm,  # needs constant statistics
     RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
+    FoldPadding,  # any time after RemoveNoOps, which drops paddings by nothing
     MergeScaleShifts,  # one multiplication and one addition per chain, so that the next pass sees the whole scale
     FoldScaleIntoWeights,  # leaves convolution + addition where batch norm was
     SimplifyBias,  # last: it only settles the form of the additions that remain
@@ -70,6 +74,12 @@ def canonicalize(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     passes = [BindWeights(params) if make is BindWeights else make() for make in CANONICAL_PASSES]
+    if dtype is not None:
+        # After all folding, which so happens in the model's own precision.
+        passes += [ConvertDtype(dtype), RemoveNoOps()]
+    if dtype in ("float16", "bfloat16"):
+        # Last: it knows the canonical operators only. Transposes that meet are removed once more.
+        passes += [ConvertLayout(), RemoveNoOps()]
     for transform in passes:
         mod = transform(mod)
     return mod

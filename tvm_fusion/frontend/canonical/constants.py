@@ -76,15 +76,11 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     target = np_dtype(dtype)
     if array.dtype == target:
         return array
-    if is_float(dtype) and is_float(str(array.dtype)) and target.itemsize < array.dtype.itemsize:
-        with np.errstate(over="ignore"):
-            out = array.astype(target)
-        overflow = np.isinf(out) & np.isfinite(array)
-        if overflow.any():
-            limit = np.array(_finite_max(dtype), array.dtype)
-            out = np.clip(array, -limit, limit).astype(target)
-            out = np.where(np.isinf(array) | np.isnan(array), array.astype(target), out)
-        return out
+    if array.size and is_float(dtype) and is_float(str(array.dtype)) and target.itemsize < array.dtype.itemsize:
+        limit = _finite_max(dtype)
+        if not (array.min() >= -limit and array.max() <= limit):  # NaN comes here too
+            clipped = np.clip(array, -limit, limit)
+            return np.where(np.isfinite(array), clipped, array).astype(target)
     return array.astype(target)
 
 

@@ -36,5 +36,6 @@ UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ceil": np.ceil,
     "tanh": np.tanh,
     "nn.relu": lambda x: np.maximum(x, 0),
+    "isnan": np.isnan,
     "logical_not": np.logical_not,
 }

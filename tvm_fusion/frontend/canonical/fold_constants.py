@@ -185,7 +185,7 @@ def _take(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
     table, index = operands
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     size = table.size if axis is None else table.shape[axis]
-    if index.size and (index.min() < -size or index.max() >= size):
+    if index.size and (index.min() < 0 or index.max() >= size):
         return None
     check_size(_shape(call), table.dtype.itemsize)
     return [np.take(table, index, axis=axis)]

@@ -26,6 +26,7 @@ class BindingRewriter:
         self._bindings: dict[relax.Var, ir.Expr] = {}
         self._map: dict[relax.Var, ir.Expr] = {}
         self.uses: Counter[relax.Var] = Counter()
+        self.visiting: relax.Var | None = None  # the old variable whose value ``visit`` is given
 
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
         """Return the replacement of ``value``; see the class."""
@@ -73,8 +74,10 @@ class BindingRewriter:
         params = [self._map[param] for param in func.params if isinstance(self._map[param], relax.Var)]
         for binding in block.bindings:
             value = binding.value
-            new_value = self.substitute(value)
-            new = self.visit(binding.var.name, new_value)
+            new = self.substitute(value)
+            if isinstance(new, ir.Call | relax.TupleGetItem):
+                self.visiting = binding.var
+                new = self.visit(binding.var.name, new)
             if new is value:  # nothing changed: the variable and its type stay
                 self._bindings[binding.var] = value
                 new = binding.var
@@ -143,8 +146,9 @@ def substitute(expr: ir.Expr, mapping: Mapping[relax.Var, ir.Expr]) -> ir.Expr:
 
 def with_attrs(call: ir.Call, **changes: Any) -> ir.Call:
     """Return ``call`` (untyped) with some attributes changed."""
-    attrs = {field.name: getattr(call.attrs, field.name) for field in type(call.attrs).__tvm_ffi_type_info__.fields}
-    new = tvm.ir.make_node(call.op.attrs_type_key, **{**attrs, **changes})
+    info = type(call.attrs).__tvm_ffi_type_info__
+    attrs = {field.name: getattr(call.attrs, field.name) for field in info.fields}
+    new = tvm.ir.make_node(info.type_key, **{**attrs, **changes})
     return ir.Call(call.op, call.args, new, call.ty_args, call.span)
 
 

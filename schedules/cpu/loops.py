@@ -1,0 +1,108 @@
+"""Loop nests for reductions and elementwise blocks: parallel outside, a vector inside."""
+
+from __future__ import annotations
+
+from ...compat import s_tir
+from ..analysis import Block, structure
+from .vectors import divisor
+
+#: Parallel iterations that a nest offers to the thread pool, where it has them.
+_TASKS = 64
+
+
+def parallel_outer(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> None:
+    """Run the leading spatial loops of a block in parallel; legal for any block, and no change where none is spatial."""
+    block = _block(sch, handle)
+    loops = sch.get_loops(handle)
+    count = 0
+    while count < len(loops) and count < len(block.kinds) and block.kinds[count] == "S":
+        count += 1
+    if count == 0:
+        return
+    try:
+        sch.parallel(sch.fuse(*loops[:count]))
+    except s_tir.ScheduleError:
+        # The loops may not be the iterators themselves (a block with bound indices): it runs serially.
+        return
+
+
+def schedule_elementwise(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, width: int) -> None:
+    """Parallelise a block without reduction over its outer loops and vectorise its innermost."""
+    block = _block(sch, handle)
+    loops = sch.get_loops(handle)
+    if not loops or len(loops) != len(block.kinds):
+        return
+    last = _last_wide(block)
+    vector = divisor(block.extents[last], 4 * width)
+    if vector > 1 and block.is_injective:
+        outer, inner = sch.split(loops[last], [None, vector])
+        sch.vectorize(inner)
+        loops = [*loops[:last], outer]
+    _parallel_prefix(sch, loops)
+
+
+def schedule_reduction(
+    sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, consumer: s_tir.schedule.SBlockRV | None, width: int
+) -> None:
+    """Parallelise a reduction over its spatial loops, with a vector of results where its operand is contiguous there.
+
+    Pooling and depthwise convolutions take vectors along their innermost axis; a sum along the innermost axis of its
+    operand (softmax, layer norm, a global mean) has one result per iteration.
+    """
+    block = _block(sch, handle)
+    loops = sch.get_loops(handle)
+    spatial, sums = [loops[i] for i in block.spatial], [loops[i] for i in block.reduced]
+    if not spatial:
+        return
+    last = block.spatial.index(_last_wide(block))
+    vector = divisor(block.extents[block.spatial[last]], 4 * width) if has_vector_of_results(block) else 1
+    outer, inner = sch.split(spatial[last], [None, vector])
+    spatial = [*spatial[:last], outer, *spatial[last + 1 :]]
+    sch.reorder(*spatial, *sums, inner)
+    place = spatial[-1]
+    task = _parallel_prefix(sch, spatial[:-1] if len(spatial) > 1 else spatial)
+    if len(spatial) == 1:
+        place = task
+    if consumer is not None:
+        sch.reverse_compute_at(consumer, place)
+        tail = sch.get_loops(consumer)[-1]
+        if vector > 1 and int(sch.get(tail).extent) == vector:
+            sch.vectorize(tail)
+    if vector > 1:
+        sch.vectorize(inner)
+        for loop in sums:
+            if 1 < int(sch.get(loop).extent) <= 4:
+                sch.unroll(loop)
+    first = sch.get_loops(sch.decompose_reduction(handle, sums[0]))[-1]
+    if vector > 1:
+        sch.vectorize(first)
+
+
+def has_vector_of_results(block: Block) -> bool:
+    """Whether neighbouring results of a reduction read neighbouring elements."""
+    if not block.spatial or block.extents[_last_wide(block)] == 1:
+        return False
+    summed = [read for read in block.reads if frozenset(block.reduced) & frozenset().union(*read.indices)]
+    return any(_last_wide(block) in read.indices[-1] for read in summed)
+
+
+def _block(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> Block:
+    stmt = sch.get(handle)
+    return next(block for block in structure(sch).blocks if sch.get(block.handle).same_as(stmt))
+
+
+def _last_wide(block: Block) -> int:
+    """Return the last spatial iterator that iterates, or the last."""
+    wide = [i for i in block.spatial if block.extents[i] > 1]
+    return wide[-1] if wide else block.spatial[-1]
+
+
+def _parallel_prefix(sch: s_tir.Schedule, loops: list) -> s_tir.schedule.LoopRV:
+    """Fuse as many leading loops as it takes to have enough tasks, and run them in parallel."""
+    tasks, count = 1, 0
+    while count < len(loops) and tasks < _TASKS:
+        tasks *= int(sch.get(loops[count]).extent)
+        count += 1
+    task = sch.fuse(*loops[:count])
+    sch.parallel(task)
+    return task

@@ -1,0 +1,120 @@
+"""The driver of the CPU templates: one loop nest per stage of a function, each parallel.
+
+A function stays one PrimFunc whatever it contains. What is cheap is inlined; every reduction that remains is a stage,
+scheduled by kind, with the elementwise block that consumes it in its tile; everything else is an elementwise stage.
+"""
+
+from __future__ import annotations
+
+from ...compat import Target, ir, s_tir, tirx
+from ..analysis import Block, Structure, nodes_of, structure
+from .contraction import is_contraction, schedule_contraction
+from .loops import has_vector_of_results, parallel_outer, schedule_elementwise, schedule_reduction
+from .narrow import widen_operands
+from .vectors import lanes
+
+#: Calls that cost no more than arithmetic and may be repeated where their value is used.
+_CHEAP = {"tirx.if_then_else", "tirx.fabs", "tirx.likely", "tirx.bitwise_and", "tirx.bitwise_or", "tirx.shift_right"}
+
+
+def schedule_stages(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """Schedule every stage of a function; None when the function is not in block form or has symbolic extents."""
+    sch = s_tir.Schedule(widen_operands(func))
+    info = structure(sch)
+    if info is None or not info.is_static or not info.is_regular:
+        return None
+    inline_cheap(sch)
+    width = lanes(target)
+    for block in structure(sch).reductions:
+        info = structure(sch)
+        current = next(b for b in info.blocks if sch.get(b.handle).same_as(sch.get(block.handle)))
+        sch = _schedule_one(sch, info, current, width)
+    for block in structure(sch).blocks:
+        if not block.is_reduction and not is_scheduled(sch, block):
+            schedule_elementwise(sch, block.handle, width)
+    return sch
+
+
+def kind_of(func: tirx.PrimFunc) -> str | None:
+    """Return what the most demanding stage of a function is.
+
+    Returns
+    -------
+    {"contraction", "window", "rows", "elementwise"} or None
+        A convolution or product; a reduction with a vector of results (pooling, depthwise convolution); another
+        reduction; no reduction. None when ``schedule_stages`` does not handle the function.
+    """
+    sch = s_tir.Schedule(widen_operands(func))
+    info = structure(sch)
+    if info is None or not info.is_static or not info.is_regular:
+        return None
+    if any(is_contraction(sch, block) for block in info.reductions):
+        return "contraction"
+    if any(has_vector_of_results(block) for block in info.reductions):
+        return "window"
+    return "rows" if info.reductions else "elementwise"
+
+
+def is_scheduled(sch: s_tir.Schedule, block: Block) -> bool:
+    """Whether the block is inside a parallel loop nest, or is a scalar."""
+    loops = sch.get_loops(block.handle)
+    return not loops or sch.get(loops[0]).kind == tirx.ForKind.PARALLEL
+
+
+def inline_cheap(sch: s_tir.Schedule) -> None:
+    """Inline intermediate injective blocks whose value is cheap, or is used once for each element."""
+    for block in structure(sch).blocks:
+        info = structure(sch)
+        block = next(b for b in info.blocks if sch.get(b.handle).same_as(sch.get(block.handle)))
+        if block.is_output or not block.is_injective or not _worth_inlining(sch, info, block):
+            continue
+        try:
+            sch.compute_inline(block.handle)
+        except s_tir.ScheduleError:
+            # Some consumers cannot take it (an index that the inliner does not invert): it stays a stage.
+            continue
+
+
+def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
+    consumers = info.consumers(block)
+    calls = [node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")]
+    if all(call.op.name in _CHEAP for call in calls):
+        # Padding is a condition on every element: a reduction reads elements often, so it reads them from memory.
+        padding = any(call.op.name == "tirx.if_then_else" for call in calls)
+        return not padding or not any(consumer.is_reduction for consumer in consumers)
+    size = block.extent(block.spatial)
+    return len(consumers) == 1 and not consumers[0].is_reduction and consumers[0].extent(consumers[0].spatial) <= size
+
+
+def _schedule_one(sch: s_tir.Schedule, info: Structure, block: Block, width: int) -> s_tir.Schedule:
+    """Schedule one reduction on a copy, so that a refusal half-way leaves no trace."""
+    consumer = _own_consumer(sch, info, block)
+    trial = sch.copy()
+    try:
+        if schedule_contraction(trial, block.handle, consumer and consumer.handle, width):
+            return trial
+    except s_tir.ScheduleError:
+        # A primitive found no way to keep the meaning; the plain reduction is always legal.
+        pass
+    trial = sch.copy()
+    try:
+        schedule_reduction(trial, block.handle, consumer and consumer.handle, width)
+        return trial
+    except s_tir.ScheduleError:
+        parallel_outer(sch, block.handle)
+        return sch
+
+
+def _own_consumer(sch: s_tir.Schedule, info: Structure, block: Block) -> Block | None:
+    """Return the only consumer if it reads exactly its own element of the block's result, and nothing made later."""
+    consumers = info.consumers(block)
+    if block.is_output or len(consumers) != 1 or not consumers[0].is_injective:
+        return None
+    (consumer,) = consumers
+    position = info.blocks.index(block)
+    if any(info.blocks.index(other) > position for other in info.producers(consumer)):
+        return None
+    written = block.writes[0]
+    reads = [read for read in consumer.reads if read.buffer == written.buffer]
+    same = all(read.plain == consumer.spatial for read in reads) and consumer.writes[0].plain == consumer.spatial
+    return consumer if same and written.shape == consumer.writes[0].shape else None

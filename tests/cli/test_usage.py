@@ -1,0 +1,178 @@
+"""The program around the commands: help, exit codes, errors as one line, a light start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+from tvm_fusion.cli import app as program
+from tvm_fusion.cli import main
+from tvm_fusion.cli.command import parse_shapes, stage
+from tvm_fusion.errors import TargetError
+
+COMMANDS = ["plan", "compile", "run", "verify", "bench"]
+
+
+def error_line(capsys) -> str:
+    """The only line on stderr; nothing is on stdout."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("tvm-fusion: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str, capsys) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"tvm-fusion {command} resnet50" in text
+    assert "--debug" in text
+
+
+def test_help_lists_the_commands(capsys) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+    assert "Exit codes: 0 fine, 1 verification failed, 2 bad usage" in text
+
+
+def test_no_command_shows_the_help(capsys) -> None:
+    assert main([]) == 2
+    assert "Usage: tvm-fusion" in capsys.readouterr().out
+
+
+def test_version(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.count(".") == 2
+
+
+def test_help_imports_no_tvm_and_is_fast() -> None:
+    code = (
+        "import sys; from tvm_fusion.cli import main; code = main(['--help']); "
+        "heavy = {'tvm', 'tvm_ffi', 'numpy', 'onnx', 'torch'} & set(sys.modules); "
+        "sys.exit(f'imports {heavy}' if heavy else code)"
+    )
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0, done.stderr
+    # About 0.2 s on an idle machine; the best of three, so that a busy one does not decide.
+    assert min(times) < 1.0
+
+
+def test_module_and_program_are_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tvm_fusion.cli", "no-such"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "tvm-fusion: No such command 'no-such'. Try: tvm-fusion --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such"], "No such command 'no-such'"),
+        (["plan"], "Missing argument 'MODEL'. Try: tvm-fusion plan --help"),
+        (["plan", "m.onnx", "--no-such"], "No such option"),
+        (["plan", "m.onnx", "--dtype", "int8"], "'--dtype'"),
+        (["plan", "m.onnx", "--format", "xml"], "'--format'"),
+        (["plan", "m.onnx", "--max-depth", "many"], "'--max-depth'"),
+        (["compile", "m.onnx"], "Missing option '--output'"),
+    ],
+)
+def test_bad_usage(arguments, message, capsys) -> None:
+    assert main(arguments) == 2
+    assert message in error_line(capsys)
+
+
+def raising(error: BaseException):
+    """A stand-in for the typer application."""
+
+    def application(*_: object, **__: object) -> None:
+        raise error
+
+    return application
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (TargetError("no such arch"), 2, "no such arch"),
+        (ValueError("first line\nsecond line"), 2, "first line"),
+        (FileNotFoundError(2, "No such file or directory", "m.onnx"), 2, "directory: m.onnx"),
+        (ImportError("install onnx"), 2, "install onnx"),
+        (RuntimeError("\n\nboom\n"), 2, "internal error (RuntimeError): boom; --debug shows where"),
+        (KeyError("x"), 2, "internal error (KeyError): 'x'"),
+        (AssertionError(), 2, "internal error (AssertionError): AssertionError"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_every_error_is_one_line(error, code, message, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(program, "app", raising(error))
+    assert program.run([]) == code
+    assert message in error_line(capsys)
+
+
+def test_warnings_are_one_line(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back afterwards
+    monkeypatch.setattr(
+        program, "app", lambda *_, **__: warnings.warn("group 3\nis left out", stacklevel=1)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert program.run([]) == 0
+    assert error_line(capsys) == "tvm-fusion: warning: group 3 is left out"
+
+
+def test_debug_shows_the_traceback(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(program, "app", raising(RuntimeError("boom")))
+    assert program.run(["plan", "m.onnx", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """As in ``tvm-fusion --help | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", "tvm_fusion.cli", "--help"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert done.stderr == ""
+
+
+def test_shapes() -> None:
+    assert parse_shapes([]) is None
+    assert parse_shapes(["data=1,3,224,224", "a=b=2"]) == {"data": (1, 3, 224, 224), "a=b": (2,)}
+
+
+@pytest.mark.parametrize(
+    "text", ["data", "=1,2", "data=", "data=1,x", "data=1,-2", "data=0", "d=1,"]
+)
+def test_bad_shapes(text: str) -> None:
+    with pytest.raises(ValueError, match="is not of the form NAME=1,3,224,224"):
+        parse_shapes([text])
+
+
+def test_a_shape_twice() -> None:
+    with pytest.raises(ValueError, match="gives 'x' twice"):
+        parse_shapes(["x=1", "x=2"])
+
+
+def test_progress_is_silent_without_a_terminal(capsys) -> None:
+    with stage("working") as progress:
+        progress(1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""

@@ -1,0 +1,211 @@
+"""The partitioned kernel: one launch for independent members, run on the CPU by emulation."""
+
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from tvm_fusion.compat import Target, relax, s_tir, tvm
+from tvm_fusion.schedules import registry
+from tvm_fusion.schedules.cuda.partition_lower import BLOCK_TAGS, THREAD_TAGS, lower_member
+from tvm_fusion.schedules.cuda.partition_members import split_members
+from tvm_fusion.schedules.cuda.partition_merge import merge_members
+from tvm_fusion.schedules.cuda.partitioned import Partitioned
+from tvm_fusion.testing import cuda_emulation
+from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
+from tvm_fusion.transform.legalize_horizontal import emit_concat_stores
+
+op = relax.op
+CHANNELS_LAST = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+
+
+def cuda(arch):
+    return Target({"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "thread_warp_size": 32})
+
+
+SM90 = cuda("sm_90")
+
+
+def conv_relu(builder, x, w, **options):
+    return builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, w, **options))))
+
+
+def scale_shift_relu(builder, x, scale, shift):
+    scaled = builder.emit(op.multiply(x, scale))
+    return builder.emit(op.nn.relu(builder.emit(op.add(scaled, shift))))
+
+
+def two_towers(builder, x, w, y, v):
+    return [conv_relu(builder, x, w, padding=1), conv_relu(builder, y, v, padding=1)]
+
+
+def fire(builder, x, squeeze, expand):
+    parts = [conv_relu(builder, x, squeeze), conv_relu(builder, x, expand, padding=1)]
+    return builder.emit(emit_concat_stores(builder, parts, 1))
+
+
+def fire_channels_last(builder, x, squeeze, expand):
+    wide = conv_relu(builder, x, expand, padding=1, **CHANNELS_LAST)
+    parts = [conv_relu(builder, x, squeeze, **CHANNELS_LAST), wide]
+    return builder.emit(emit_concat_stores(builder, parts, 3))
+
+
+def elementwise_branches(builder, x, y, z, scale, shift):
+    return [scale_shift_relu(builder, branch, scale, shift) for branch in (x, y, z)]
+
+
+def mixed(builder, x, w, rows, a, b):
+    return [
+        conv_relu(builder, x, w, padding=1),
+        builder.emit(op.nn.max_pool2d(x, (3, 3), padding=1)),
+        builder.emit(op.nn.softmax(rows)),
+        builder.emit(op.matmul(a, b)),
+        builder.emit(op.mean(x, [2, 3])),
+        builder.emit(op.nn.gelu(rows)),
+    ]
+
+
+def six_convolutions(builder, *inputs):
+    return [conv_relu(builder, inputs[i], inputs[6 + i]) for i in range(6)]
+
+
+# name: input shapes, group, number of members
+CASES = {
+    "two_towers": ([(1, 16, 14, 14), (32, 16, 3, 3)] * 2, two_towers, 2),
+    "fire": ([(1, 16, 13, 13), (32, 16, 1, 1), (32, 16, 3, 3)], fire, 2),
+    "fire_channels_last": ([(1, 13, 13, 16), (24, 1, 1, 16), (40, 3, 3, 16)], fire_channels_last, 2),
+    "elementwise": ([(1, 16, 14, 14)] * 3 + [(1, 16, 1, 1)] * 2, elementwise_branches, 3),
+    "mixed": ([(1, 16, 14, 14), (16, 16, 3, 3), (4, 300), (32, 48), (48, 40)], mixed, 6),
+    "six": ([(1, 8, 7, 7)] * 6 + [(8, 8, 1, 1)] * 6, six_convolutions, 6),
+}
+
+
+def inputs_of(shapes, dtype):
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal(shape) / 2).astype(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_launch_with_right_numbers(name, dtype):
+    shapes, make, count = CASES[name]
+    mod = group_module(shapes, dtype, make)
+    func = group_function(mod)
+    assert len(split_members(func)) == count
+    scheduled, template = registry.schedule(func, SM90)
+    assert template == "partitioned"
+    source = cuda_emulation.cuda_source(scheduled, SM90)
+    assert len(cuda_emulation.kernels(source)) == 1
+    arrays = inputs_of(shapes, dtype)
+    expected = run_on_cpu(mod, arrays)
+    tolerance = {"float32": 1e-5, "float16": 4e-3}[dtype]
+    for backward in (False, True):
+        results = cuda_emulation.run(scheduled, arrays, SM90, backward=backward, source=source)
+        for result, reference in zip(results, expected, strict=True):
+            np.testing.assert_allclose(
+                result.astype("float64"), reference.astype("float64"), rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_nvcc_accepts_it(arch, tmp_path):
+    shapes, make, _ = CASES["mixed"]
+    scheduled, _ = registry.schedule(group_function(group_module(shapes, "float16", make)), cuda(arch))
+    path = tmp_path / "kernel.cu"
+    path.write_text(cuda_emulation.cuda_source(scheduled, cuda(arch)))
+    subprocess.run(["nvcc", "-cubin", f"-arch={arch}", "-o", str(tmp_path / "kernel.cubin"), str(path)], check=True)
+
+
+def test_blocks_are_the_sum_and_threads_the_maximum():
+    shapes, make, _ = CASES["mixed"]
+    func = group_function(group_module(shapes, "float32", make))
+    parts = [lower_member(registry.schedule(part, SM90)[0], SM90) for part in split_members(func)]
+    launch = cuda_emulation.launch_of(Partitioned().apply(func, SM90))
+    assert launch.grid == (sum(part.size(BLOCK_TAGS) for part in parts), 1, 1)
+    assert launch.block == (max(part.size(THREAD_TAGS) for part in parts), 1, 1)
+    assert len({part.size(THREAD_TAGS) for part in parts}) > 1
+
+
+def shared_bytes(source):
+    sizes = {"float": 4, "half": 2}
+    found = re.findall(r"__shared__ alignas\(\d+\) (\w+) \w+\[(\d+)\]", source)
+    return sum(sizes[kind] * int(count) for kind, count in found)
+
+
+def test_members_share_shared_memory():
+    shapes, make, _ = CASES["two_towers"]
+    func = group_function(group_module(shapes, "float32", make))
+    alone = [
+        shared_bytes(cuda_emulation.cuda_source(registry.schedule(part, SM90)[0], SM90)) for part in split_members(func)
+    ]
+    together = shared_bytes(cuda_emulation.cuda_source(registry.schedule(func, SM90)[0], SM90))
+    assert together == max(alone) > 0
+
+
+def test_refuses_what_does_not_fit_in_shared_memory():
+    shapes, make, _ = CASES["two_towers"]
+    func = group_function(group_module(shapes, "float32", make))
+    parts = [lower_member(registry.schedule(part, SM90)[0], SM90) for part in split_members(func)]
+    assert merge_members(func, parts, 0) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda builder, x, w: conv_relu(builder, x, w, padding=1),
+        lambda builder, x, w: (lambda y: [y, builder.emit(op.exp(y))])(conv_relu(builder, x, w, padding=1)),
+    ],
+    ids=["one_member", "two_outputs_of_one_member"],
+)
+def test_does_not_fire_for_a_single_member(make):
+    func = group_function(group_module([(1, 16, 14, 14), (32, 16, 3, 3)], "float32", make))
+    assert split_members(func) is None
+    assert Partitioned().apply(func, SM90) is None
+
+
+def test_does_not_fire_when_members_share_an_intermediate():
+    def make(builder, x, w, v):
+        shared = builder.emit(op.nn.relu(x))
+        return [conv_relu(builder, shared, w), conv_relu(builder, shared, v)]
+
+    func = group_function(group_module([(1, 8, 7, 7), (8, 8, 1, 1), (8, 8, 1, 1)], "float32", make))
+    assert Partitioned().apply(func, SM90) is None
+
+
+def test_a_joined_concat_is_one_member():
+    def make(builder, x, w, v):
+        parts = [conv_relu(builder, x, w), conv_relu(builder, x, v)]
+        return builder.emit(op.concat(parts, 1))
+
+    func = group_function(group_module([(1, 8, 7, 7), (8, 8, 1, 1), (8, 8, 1, 1)], "float32", make))
+    assert split_members(func) is None
+
+
+def test_compiles_beside_other_functions_and_relax():
+    shapes, make, _ = CASES["fire"]
+    mod = group_module(shapes, "float32", make)
+    scheduled, _ = registry.schedule(group_function(mod), SM90)
+    mod = with_group_function(mod, scheduled)
+    other = group_function(group_module([(1, 8, 9)], "float32", lambda builder, x: builder.emit(op.nn.softmax(x))))
+    softmax, _ = registry.schedule(other, SM90)
+    mod.update_func(tvm.ir.GlobalVar("softmax"), softmax.with_attr("global_symbol", "softmax"))
+    executable = tvm.compile(mod, target=SM90)
+
+    def sources(module):
+        own = [module.inspect_source()] if module.kind == "cuda" else []
+        return own + [source for child in module.imports for source in sources(child)]
+
+    kernels = [name for source in sources(executable.mod) for name in cuda_emulation.kernels(source)]
+    assert len(kernels) == 2
+
+
+def test_group_attributes_are_kept():
+    shapes, make, _ = CASES["fire"]
+    func = group_function(group_module(shapes, "float32", make)).with_attr("tvm_fusion.strategy", "horizontal")
+    scheduled, _ = registry.schedule(func, SM90)
+    assert scheduled.attrs["tvm_fusion.strategy"] == "horizontal"
+    assert bool(scheduled.attrs["tirx.is_scheduled"])
+    assert all(first.same_as(second) for first, second in zip(scheduled.params, func.params, strict=True))
+    assert not isinstance(scheduled.body, s_tir.SBlockRealize)

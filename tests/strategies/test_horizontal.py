@@ -1,0 +1,90 @@
+"""Horizontal proposals: members, forms and joins."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_fusion.compat import relax
+from tvm_fusion.config import FusionConfig
+from tvm_fusion.graph.relax import from_relax
+from tvm_fusion.strategies import Horizontal
+from tvm_fusion.strategies.decompose import decompose
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
+
+
+def proposed(module, **options):
+    graph = from_relax(module).graph
+    return list(Horizontal().propose(graph, FusionConfig(**options)))
+
+
+def largest(module, **options):
+    return max(proposed(module, **options), key=lambda p: len(p.operators))
+
+
+@pytest.mark.parametrize(
+    ("options", "form", "join"),
+    [
+        ({}, "collapsed", "add"),
+        ({"relu": True}, "merged", "add"),
+        ({"relu": True, "join": "maximum"}, "merged", "maximum"),
+        ({"relu": True, "join": "concat"}, "merged", "concat"),
+        ({"relu": True, "join": None}, "merged", "apart"),
+        ({"relu": True, "join": None, "separate": True}, "partitioned", "apart"),
+        ({"relu": True, "join": "concat", "separate": True}, "partitioned", "concat"),
+        ({"relu": True, "separate": True}, "joined", "add"),
+    ],
+)
+def test_forms(options, form, join):
+    p = largest(parallel_convs(4, channels=8, spatial=6, **options))
+    assert (p.option("form"), p.option("join"), len(p.members)) == (form, join, 4)
+
+
+def test_output_channels_may_differ():
+    p = largest(parallel_convs(3, channels=8, outputs=[4, 8, 12], spatial=6, join=None))
+    assert p.option("form") == "merged" and len(p.members) == 3
+
+
+@pytest.mark.parametrize(("members", "sizes"), [(7, {6}), (8, {6, 2}), (13, {6})])
+def test_a_long_sum_is_split(members, sizes):
+    found = proposed(parallel_convs(members, channels=4, spatial=6, relu=True))
+    assert {len(p.members) for p in found if len(p.members) <= 6} >= sizes
+    whole = [p for p in found if len(p.members) == members]
+    assert whole, "the whole set is proposed too, so that a guard can say why not"
+
+
+def test_branches_of_equal_type_and_other_kernel_are_one_proposal():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    parts = [b.relu(f"r{k}", b.conv(f"c{k}", x, 8, k)) for k in (1, 3)]
+    p = largest(b.finish(b.op("cat", relax.op.concat(parts, axis=1))))
+    assert p.option("form") == "partitioned" and p.option("join") == "concat"
+
+
+def test_pointwise_branches():
+    b = ModuleBuilder()
+    branches = []
+    for i in range(3):
+        scaled = b.op(f"mul{i}", relax.op.multiply(b.input(f"x{i}", (1, 8, 6, 6)), b.const(1, 8, 1, 1)))
+        branches.append(b.relu(f"relu{i}", b.bias(f"bias{i}", scaled)))
+    p = largest(b.finish(*branches))
+    assert p.option("form") == "partitioned" and p.anchors == () and len(p.members) == 3
+
+
+def test_what_follows_the_join_belongs_to_it():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    total = b.add("sum", b.relu("r0", b.conv("c0", x, 8)), b.relu("r1", b.conv("c1", x, 8)))
+    assert "last" in largest(b.finish(b.relu("last", total))).operators
+
+
+def test_a_chain_has_no_members():
+    b = ModuleBuilder()
+    y = b.conv("conv2", b.relu("relu", b.conv("conv1", b.input("x", (1, 8, 6, 6)), 8)), 8)
+    assert proposed(b.finish(y)) == []
+
+
+def test_decomposition_of_a_body():
+    graph = from_relax(parallel_convs(3, channels=4, spatial=6, relu=True)).graph
+    shape = decompose(graph, [o.name for o in graph.operators])
+    assert [b.head for b in shape.branches] == ["conv0", "conv1", "conv2"]
+    assert shape.join.kind == "add" and shape.tail == ()

@@ -1,0 +1,111 @@
+"""Lowering: one PrimFunc per group, with its attributes and the unfused result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_fusion.compat import relax, tirx, tvm
+from tvm_fusion.config import FusionConfig
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
+from tvm_fusion.transform import Fuse, LowerGroups
+from tvm_fusion.transform.lower_groups import lower_groups
+from tvm_fusion.verification.reference import Reference
+
+
+def run(mod, arrays):
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    out = vm["main"](*[tvm.runtime.tensor(a) for a in arrays])
+    return [o.numpy() for o in ([out] if hasattr(out, "numpy") else out)]
+
+
+def check(module, dtype="float32", tolerance=1e-5, **options):
+    """Lower with every strategy, run unscheduled on llvm, compare with the unfused reference; return the PrimFuncs."""
+    fused = Fuse(FusionConfig(**options), target="cuda:sm_90")(module)
+    lowered = LowerGroups()(fused)
+    rng = np.random.default_rng(7)
+    shapes = [[int(d) for d in p.ty.shape] for p in module["main"].params]
+    arrays = [rng.standard_normal(s).astype(dtype) for s in shapes]
+    for got, wanted in zip(run(lowered, arrays), Reference(module, dtype)(*arrays), strict=True):
+        scale = max(np.abs(wanted).max(), 1e-6)
+        assert np.abs(got.astype("float64") - wanted).max() / scale < tolerance
+    return {gv.name_hint: f for gv, f in lowered.functions.items() if isinstance(f, tirx.PrimFunc)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"members": 4},
+        {"members": 4, "relu": True},
+        {"members": 3, "relu": True, "join": "maximum"},
+        {"members": 3, "relu": True, "join": "concat", "outputs": [4, 6, 2]},
+        {"members": 3, "relu": True, "join": None, "outputs": [4, 6, 2]},
+        {"members": 2, "relu": True, "join": "concat", "separate": True},
+        {"members": 2, "relu": True, "join": None, "separate": True},
+        {"members": 3, "relu": True, "separate": True},
+    ],
+)
+def test_horizontal_forms(options, layout, dtype):
+    module = parallel_convs(channels=8, spatial=7, dtype=dtype, layout=layout, **options)
+    functions = check(module, dtype, 1e-5 if dtype == "float32" else 4e-3)
+    assert list(functions) == ["fused_horizontal_0"]
+    assert functions["fused_horizontal_0"].attrs["tvm_fusion.members"] == options["members"]
+
+
+@pytest.mark.parametrize("members", [7, 8])
+def test_split_sums(members):
+    functions = check(parallel_convs(members, channels=4, spatial=7, relu=True))
+    assert len(functions) == 2
+
+
+def test_float16_sums_of_branches_accumulate_in_float32():
+    """Six branches of large equal values and one small difference: float16 sums would lose it."""
+    module = parallel_convs(6, channels=16, spatial=7, relu=True, dtype="float16")
+    check(module, "float16", 1e-3)
+
+
+def test_merged_dense_layers():
+    b = ModuleBuilder()
+    x = b.input("x", (5, 12))
+    heads = [b.op(f"fc{i}", relax.op.matmul(x, b.const(12, n))) for i, n in enumerate((4, 7, 3))]
+    heads = [b.op(f"bias{i}", relax.op.add(h, b.const(int(h.ty.shape[1])))) for i, h in enumerate(heads)]
+    functions = check(b.finish(*heads))
+    assert list(functions) == ["fused_horizontal_0"]
+
+
+def test_summed_dense_layers_collapse():
+    b = ModuleBuilder()
+    x = b.input("x", (5, 12))
+    first, second = (b.op(f"fc{i}", relax.op.matmul(x, b.const(12, 8))) for i in range(2))
+    assert list(check(b.finish(b.relu("r", b.add("sum", first, second))))) == ["fused_horizontal_0"]
+
+
+def test_collapse_adds_biases_too():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    branches = [b.bias(f"b{i}", b.conv(f"c{i}", x, 8)) for i in range(3)]
+    total = b.add("s2", b.add("s1", branches[0], branches[1]), branches[2])
+    assert list(check(b.finish(b.relu("r", total)))) == ["fused_horizontal_0"]
+
+
+def test_equal_groups_share_one_kernel():
+    b = ModuleBuilder()
+    value = b.input("x", (1, 8, 6, 6))
+    for i in range(3):
+        value = b.relu(f"r{i}", b.bias(f"b{i}", b.conv(f"c{i}", value, 8)))
+    lowered, kernels = lower_groups(Fuse(target="cuda:sm_90")(b.finish(value)))
+    assert len(kernels) == 3 and len(set(kernels.values())) == 1
+    assert sum(isinstance(f, tirx.PrimFunc) for f in lowered.functions.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed):
+    check(random_module(seed, operators=14))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_random_graphs(seed):
+    check(random_module(seed, operators=20))

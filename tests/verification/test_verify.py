@@ -1,0 +1,114 @@
+"""Verification finds what is wrong, names it, and passes what is right."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tvm_fusion as tf
+from tvm_fusion.build.inputs import make_inputs, position_coded
+from tvm_fusion.build.signature import TensorSpec
+from tvm_fusion.compat import relax, tirx, tvm
+from tvm_fusion.errors import LoweringError
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
+from tvm_fusion.transform import schedule_groups
+from tvm_fusion.verification.verify import worst_element
+
+
+def chain():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 9, 9))
+    y = b.relu("r1", b.bias("b1", b.conv("c1", x, 8)))
+    return b.finish(b.op("tanh", relax.op.tanh(b.bias("b2", b.conv("c2", y, 12)))))
+
+
+def test_right_model_passes():
+    report = tf.verify(chain(), "llvm", inputs=1)
+    assert report.passed and len(report.comparisons) == 3
+    assert "2 of 2 groups match" in str(report)
+
+
+@pytest.fixture
+def wrong_tanh(monkeypatch):
+    """A template that turns tanh into twice its value, as a scheduling error would."""
+    real = schedule_groups.schedule
+
+    def schedule(func, target):
+        func, name = real(func, target)
+        if "tanh" not in func.script():
+            return func, name
+
+        def double(expr):
+            is_tanh = isinstance(expr, tirx.Call) and getattr(expr.op, "name", "") == "tirx.tanh"
+            return expr * tirx.const(2, str(expr.ty.dtype) if hasattr(expr.ty, "dtype") else "float32") if is_tanh else None
+
+        body = tirx.stmt_functor.ir_transform(func.body, None, double, ["tirx.Call"])
+        return func.with_body(body), name
+
+    monkeypatch.setattr(schedule_groups, "schedule", schedule)
+
+
+def test_a_wrong_group_is_named_and_left_out(wrong_tanh):
+    module = chain()
+    report = tf.verify(module, "llvm", inputs=1)
+    assert not report.passed
+    assert [c.nodes for c in report.failed if c.name != "model"] == [("c2", "b2", "tanh")]
+    assert "worst at" in str(report)
+    with pytest.warns(RuntimeWarning, match="left unfused"):
+        compiled = tf.compile(module, "llvm")
+    assert [g.nodes for g in compiled.plan.groups] == [("c1", "b1", "r1")]
+    assert compiled.plan.rejected[-1].reason == "numerics"
+    with pytest.raises(LoweringError, match="left unfused"):
+        tf.compile(module, "llvm", strict=True)
+
+
+def test_worst_element_is_reported():
+    spec = TensorSpec("y", (2, 3), "float32")
+    wanted = np.arange(6.0).reshape(2, 3)
+    got = wanted.copy()
+    got[1, 0] += 1
+    error, text = worst_element(spec, got, wanted)
+    assert error == pytest.approx(1 / 5) and text.startswith("y[1, 0] = 4")
+
+
+def test_nan_is_an_error_unless_the_reference_has_it():
+    spec = TensorSpec("y", (2,), "float32")
+    assert worst_element(spec, np.array([np.nan, 1]), np.array([0.0, 1]))[0] == float("inf")
+    assert worst_element(spec, np.array([np.nan, 1]), np.array([np.nan, 1]))[0] == 0
+
+
+def test_position_coded_rows_differ_along_every_axis():
+    array = position_coded(TensorSpec("x", (2, 3, 4), "float32"))
+    for axis in range(3):
+        rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+        assert len({r.tobytes() for r in rows}) == array.shape[axis]
+
+
+def test_inputs_are_repeatable():
+    specs = [TensorSpec("x", (3, 3), "float32")]
+    first, second = ([a[0] for a in make_inputs(specs, 2, seed=3)] for _ in range(2))
+    assert len(first) == 3 and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_dropped_row_index_is_found():
+    """A result that repeats its first row passes on a constant input and fails on the position-coded one."""
+    spec = TensorSpec("x", (4, 4), "float32")
+    coded = position_coded(spec)
+    dropped = np.repeat(coded[:1], 4, axis=0)
+    assert worst_element(spec, dropped, coded)[0] > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types(dtype):
+    module = parallel_convs(3, channels=8, spatial=9, relu=True, dtype=dtype, layout="NHWC")
+    assert tf.verify(module, "llvm", inputs=1).passed
+
+
+def test_a_plan_can_be_verified():
+    module = chain()
+    plan = tf.plan(module, "llvm")
+    plan = dataclasses.replace(plan, groups=plan.groups[:1])
+    assert len(tf.verify(module, "llvm", plan=plan, inputs=1).comparisons) == 2
+    assert isinstance(module, tvm.IRModule)

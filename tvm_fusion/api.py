@@ -1,0 +1,160 @@
+"""The three verbs: plan, compile, verify."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from .build.executable import CompiledModel
+from .build.model import compile_model
+from .compat import Target, tvm
+from .config import FusionConfig
+from .frontend.canonical import canonicalize
+from .planner.plan import Plan, Rejection
+from .targets import parse_target
+from .transform.fuse import plan_module
+from .verification.verify import Progress, check_groups, refusals_of, verify_module
+from .verification.report import VerificationReport
+
+
+def plan(
+    mod: tvm.IRModule,
+    target: Target | str | None = "llvm",
+    config: FusionConfig | None = None,
+    *,
+    name: str = "model",
+    build: bool = False,
+) -> Plan:
+    """Decide what to fuse.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        ``"llvm"``, ``"cuda"``, ``"cuda:sm_90a"``…; None takes the target in scope. ``"cuda:…"`` needs no GPU.
+    config : FusionConfig, optional
+        Strategies and limits.
+    name : str
+        Name of the model in the plan.
+    build : bool
+        Also lower and compile the chosen kernels, leave out groups that cannot be one kernel, and fill in their
+        registers, spills and shared memory.
+
+    Returns
+    -------
+    Plan
+        Printable; ``to_json()`` and ``Plan.from_json`` keep it.
+
+    Raises
+    ------
+    InvalidModelError, TargetError
+        If the module or the target is not usable.
+    """
+    resolved, canonical = parse_target(target), canonicalize(mod)
+    made = plan_module(canonical, resolved, config or FusionConfig(), model=name)
+    if build:
+        from .build.resources import with_resources
+
+        made = with_resources(canonical, made, resolved)
+    return made
+
+
+def compile(
+    mod: tvm.IRModule,
+    target: Target | str | None = "llvm",
+    *,
+    plan: Plan | None = None,
+    config: FusionConfig | None = None,
+    strict: bool = False,
+    verify: bool = True,
+    name: str = "model",
+    progress: Progress | None = None,
+) -> CompiledModel:
+    """Compile a model, one kernel per group.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        As in `plan`.
+    plan : Plan, optional
+        Decisions to carry out; planned with ``config`` when absent.
+    config : FusionConfig, optional
+        Strategies and limits.
+    strict : bool
+        Whether a group that cannot be lowered, or whose result is wrong, is an error. Otherwise it is left unfused, with a
+        warning and a reason in the plan.
+    verify : bool
+        Whether to compare every group with the unfused operators first (on the GPU if there is one, else on the CPU).
+    name : str
+        Name of the model in the plan.
+    progress : callable, optional
+        Called with the groups verified and their number.
+
+    Returns
+    -------
+    CompiledModel
+        Callable on arrays; ``export`` writes a library, ``plan`` is what was carried out.
+
+    Raises
+    ------
+    InvalidModelError, TargetError, PlanError, LoweringError
+        If an argument is not usable, or, with ``strict``, a group fails.
+    """
+    resolved, canonical = parse_target(target), canonicalize(mod)
+    checker = functools.partial(_wrong_groups, progress=progress) if verify else None
+    return compile_model(
+        canonical, resolved, plan=plan, config=config, strict=strict, checker=checker, model=name
+    )
+
+
+def _wrong_groups(
+    mod: tvm.IRModule, plan: Plan, target: Target, progress: Progress | None
+) -> Mapping[str, Rejection]:
+    return refusals_of(check_groups(mod, plan, target, progress=progress))
+
+
+def verify(
+    mod: tvm.IRModule,
+    target: Target | str | None = "llvm",
+    *,
+    plan: Plan | None = None,
+    config: FusionConfig | None = None,
+    inputs: int = 3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> VerificationReport:
+    """Compare the fused model with the unfused one, as a whole and group by group.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        As in `plan`. A CUDA target is verified on the GPU, or, without one, on the CPU with the same lowered groups.
+    plan : Plan, optional
+        Decisions to verify; planned with ``config`` when absent.
+    config : FusionConfig, optional
+        Strategies and limits.
+    inputs : int
+        Random inputs of the whole model, beside a position-coded one.
+    seed : int
+        Seed of the random inputs.
+    progress : callable, optional
+        Called with the comparisons done and their number.
+
+    Returns
+    -------
+    VerificationReport
+        Printable; ``passed`` says whether everything is within tolerance.
+    """
+    resolved, canonical = parse_target(target), canonicalize(mod)
+    decided = plan or plan_module(canonical, resolved, config or FusionConfig())
+    here = resolved if resolved.kind.name != "cuda" or tvm.cuda(0).exist else parse_target("llvm")
+    compiled = compile_model(canonical, here, plan=decided)
+    return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)
+
+
+__all__: list[str] = ["compile", "plan", "verify"]

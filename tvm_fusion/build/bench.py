@@ -1,0 +1,95 @@
+"""Fused against unfused, interleaved."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+
+from ..compat import Target, tvm
+from ..planner.plan import Plan
+from .inputs import random_array
+from .model import compile_model, unfused_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchResult:
+    """Medians in seconds per call.
+
+    Attributes
+    ----------
+    fused, unfused : float
+        Median time of each side.
+    ratio : float
+        Unfused over fused: above 1 the fused model is faster.
+    repeat : int
+        Measurements of each side.
+    fused_launches, unfused_launches : int
+        Kernels of each side.
+    """
+
+    fused: float
+    unfused: float
+    ratio: float
+    repeat: int
+    fused_launches: int
+    unfused_launches: int
+
+    def __str__(self) -> str:
+        return (
+            f"fused   {self.fused * 1e3:10.3f} ms  ({self.fused_launches} kernels)\n"
+            f"unfused {self.unfused * 1e3:10.3f} ms  ({self.unfused_launches} kernels)\n"
+            f"ratio   {self.ratio:10.2f}x  (medians of {self.repeat}, interleaved)"
+        )
+
+
+def compare(
+    mod: tvm.IRModule,
+    target: Target,
+    plan: Plan,
+    *,
+    repeat: int = 20,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> BenchResult:
+    """Time a plan against one kernel per operator.
+
+    Both sides come from the same canonical module and the same templates, and take turns, so that a drifting clock
+    touches both.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module.
+    target : Target
+        Target that this machine can run.
+    plan : Plan
+        The groups.
+    repeat : int
+        Measurements of each side.
+    seed : int
+        Seed of the random inputs.
+    progress : callable, optional
+        Called with the measurements done and their number.
+    """
+    sides = [
+        compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))
+    ]
+    rng = np.random.default_rng(seed)
+    arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
+    times: list[list[float]] = [[], []]
+    for side in sides:
+        side.time(*arrays)  # warm up: first calls allocate and load
+    for i in range(repeat):
+        for k, side in enumerate(sides):
+            times[k] += side.time(*arrays, repeat=1)
+        if progress:
+            progress(i + 1, repeat)
+    fused, unfused = (statistics.median(t) for t in times)
+    totals = sides[0].plan.totals
+    return BenchResult(
+        fused, unfused, unfused / fused, repeat, totals.launches_after, totals.launches_before
+    )
+

@@ -1,0 +1,194 @@
+"""Canonical module → compiled model: plan, annotate, lower, schedule, build."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..compat import Target, ir, relax, tirx, tvm
+from ..config import FusionConfig
+from ..errors import LoweringError
+from ..pipeline import before_lowering, build_pipeline
+from ..planner.plan import Plan, Rejection
+from ..transform.fuse import apply_plan, plan_module
+from ..transform.lower_groups import lower_groups
+from ..transform.schedule_groups import TEMPLATE, schedule_functions
+from .executable import CompiledModel
+from .signature import signature_of, with_signature
+
+#: Called with the module, the plan and the target; returns why each wrong group must go, by group id.
+Checker = Callable[[tvm.IRModule, Plan, Target], Mapping[str, Rejection]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A module whose functions are scheduled, and the plan that is left."""
+
+    mod: tvm.IRModule
+    plan: Plan
+    kernels: dict[str, str]
+
+
+def compile_model(
+    mod: tvm.IRModule,
+    target: Target,
+    *,
+    plan: Plan | None = None,
+    config: FusionConfig | None = None,
+    strict: bool = False,
+    checker: Checker | None = None,
+    model: str = "model",
+) -> CompiledModel:
+    """Compile a canonical module with one kernel per group.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module; it is left untouched.
+    target : Target
+        Complete target (see ``targets.parse_target``).
+    plan : Plan, optional
+        The groups; planned with ``config`` when absent.
+    config : FusionConfig, optional
+        Strategies and limits.
+    strict : bool
+        Whether a group that cannot be lowered, or that the checker refuses, is an error; else it is left unfused with a
+        warning.
+    checker : callable, optional
+        Verification of the groups.
+    model : str
+        Name in the plan.
+
+    Raises
+    ------
+    LoweringError
+        With ``strict``, if a group fails.
+    PlanError
+        If the plan was made for another model.
+    """
+    config = config or FusionConfig()
+    with target:
+        mod = tvm.transform.Sequential(before_lowering())(mod)
+    plan = plan or plan_module(mod, target, config, model=model)
+    if checker is not None:
+        for group_id, refusal in checker(mod, plan, target).items():
+            _complain(f"{group_id} is left unfused: {refusal.detail}", strict)
+            plan = drop_groups(plan, {group_id: refusal})
+    lowered = lower_plan(mod, plan, target, strict=strict)
+    signature = signature_of(mod, target.kind.name)
+    executable = build_module(with_signature(lowered.mod, signature), target)
+    return CompiledModel(executable, signature, lowered.plan, lowered.kernels, target)
+
+
+def build_module(mod: tvm.IRModule, target: Target) -> Any:
+    """Compile a lowered and scheduled module with TVM."""
+    with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
+        return tvm.compile(mod, target=target, relax_pipeline=build_pipeline(target))
+
+
+def lower_plan(
+    mod: tvm.IRModule, plan: Plan, target: Target, *, strict: bool = False
+) -> Lowered:
+    """Annotate, lower and schedule, leaving groups that fail unfused.
+
+    Raises
+    ------
+    LoweringError
+        With ``strict``, if a group fails.
+    """
+    while True:
+        lowered, kernels, failures = _lower(mod, plan)
+        scheduled: tvm.IRModule = lowered
+        if not failures:
+            scheduled, messages = schedule_functions(lowered, target)
+            failures = {g: messages[k] for g, k in kernels.items() if k in messages}
+        if not failures:
+            break
+        for group_id, message in failures.items():
+            _complain(f"{group_id} is left unfused: {message}", strict)
+        plan = drop_groups(plan, {g: _refusal(plan, g, m) for g, m in failures.items()})
+    return Lowered(scheduled, _with_templates(plan, scheduled, kernels), kernels)
+
+
+def _complain(message: str, strict: bool) -> None:
+    if strict:
+        raise LoweringError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _lower(
+    mod: tvm.IRModule, plan: Plan
+) -> tuple[tvm.IRModule, dict[str, str], dict[str, str]]:
+    """Lower all groups at once; if that fails, find out which of them fail alone."""
+    try:
+        return *lower_groups(apply_plan(mod, plan)), {}
+    except (LoweringError, tvm.error.InternalError, ValueError, RuntimeError) as err:
+        failures = {}
+        for group in plan.groups:
+            alone = dataclasses.replace(plan, groups=(group,))
+            try:
+                lower_groups(apply_plan(mod, alone))
+            except (LoweringError, tvm.error.InternalError, ValueError, RuntimeError) as own:
+                failures[group.id] = str(own).strip().splitlines()[-1]
+        if not failures:
+            raise LoweringError(f"the model cannot be lowered: {str(err).strip().splitlines()[-1]}") from err
+        return mod, {}, failures
+
+
+def _refusal(plan: Plan, group_id: str, message: str) -> Rejection:
+    group = plan.group(group_id)
+    return Rejection(group.strategy, group.nodes, "unsupported", "no_template", {}, message)
+
+
+def drop_groups(plan: Plan, refusals: Mapping[str, Rejection]) -> Plan:
+    """Return a plan without some groups, their refusals added and the totals adjusted."""
+    totals = plan.totals
+    for group_id in refusals:
+        g = plan.group(group_id)
+        totals = dataclasses.replace(
+            totals,
+            launches_after=totals.launches_after + g.launches_before - g.launches_after,
+            bytes_after=totals.bytes_after + g.bytes_before - g.bytes_after,
+            flops_after=totals.flops_after + g.flops_before - g.flops_after,
+            predicted_us_after=round(
+                totals.predicted_us_after + g.predicted_us_before - g.predicted_us_after, 4
+            ),
+        )
+    return dataclasses.replace(
+        plan,
+        groups=tuple(g for g in plan.groups if g.id not in refusals),
+        rejected=(*plan.rejected, *refusals.values()),
+        totals=totals,
+    )
+
+
+def _with_templates(plan: Plan, mod: tvm.IRModule, kernels: Mapping[str, str]) -> Plan:
+    """Write into each group which template schedules it."""
+    templates = {
+        gv.name_hint: str(f.attrs.get(TEMPLATE))
+        for gv, f in mod.functions.items()
+        if isinstance(f, tirx.PrimFunc) and f.attrs is not None and TEMPLATE in f.attrs
+    }
+    groups = tuple(
+        dataclasses.replace(g, template=templates.get(kernels[g.id], g.template)) for g in plan.groups
+    )
+    return dataclasses.replace(plan, groups=groups)
+
+
+def unfused_plan(plan: Plan) -> Plan:
+    """The plan with a kernel per operator: the baseline of every comparison."""
+    return dataclasses.replace(plan, groups=(), rejected=(), ungrouped=(), totals=plan.totals)
+
+
+def kernel_calls(mod: tvm.IRModule) -> list[str]:
+    """Names of the PrimFuncs that ``main`` of a lowered module calls, in order; views do not count."""
+    out = []
+    for binding in mod["main"].body.blocks[0].bindings:
+        value = binding.value
+        if isinstance(value, relax.Call) and value.op == ir.Op.get("relax.call_tir"):
+            func = mod[value.args[0]]
+            if not relax.analysis.has_reshape_pattern(func):
+                out.append(value.args[0].name_hint)
+    return out

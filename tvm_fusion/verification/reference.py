@@ -1,0 +1,111 @@
+"""The unfused reference: TVM's own lowering, one kernel per operator, in a wider type.
+
+Nothing of this package's legalisation, rewriting or schedules takes part, so an error there cannot hide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..compat import ir, relax, s_tir, tirx, tvm
+from ..frontend.canonical.convert_dtype import ConvertDtype
+from ..transform.rename import Substitute
+
+#: Type that a model of each type is referred to: float32 sums lose digits of their own.
+REFERENCE_TYPE = {"float32": "float64", "float16": "float32", "bfloat16": "float32"}
+
+
+def reference_type(dtype: str) -> str:
+    """Return the type in which a model of type ``dtype`` is computed for reference."""
+    return REFERENCE_TYPE.get(dtype, dtype)
+
+
+class Reference:
+    """A function of a canonical module, compiled unfused in a wider type.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Module with one canonical function ``main``.
+    dtype : str
+        The model's type; `reference_type` of it is computed with.
+    """
+
+    def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
+        self.dtype = reference_type(dtype)
+        wide = ConvertDtype(self.dtype)(mod)
+        passes = [relax.transform.LegalizeOps(), _ParallelLoops()]
+        lowered = tvm.transform.Sequential(passes)(wide)
+        executable = tvm.compile(lowered, target="llvm")
+        self._vm: Any = relax.VirtualMachine(executable, tvm.cpu())
+
+    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Compute the outputs, in the wider type."""
+        inputs = [
+            tvm.runtime.tensor(a.astype(self.dtype) if a.dtype.kind not in "iub" else a) for a in arrays
+        ]
+        result = self._vm["main"](*inputs)
+        return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.ParallelReference")
+class _ParallelLoops:
+    """Run the outer spatial loops of every block in parallel: same arithmetic in the same order, less waiting."""
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+        for gv, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc) and not relax.analysis.has_reshape_pattern(func):
+                out.update_func(gv, _parallel(func))
+        return out
+
+
+def _parallel(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    sch = s_tir.Schedule(func)
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        kinds = [v.iter_type for v in sch.get(block).iter_vars]
+        loops = sch.get_loops(block)
+        spatial = 0
+        while spatial < min(len(kinds), len(loops), 2) and kinds[spatial] == tirx.IterVar.DataPar:
+            spatial += 1
+        if spatial and len(kinds) == len(loops):
+            try:
+                sch.parallel(sch.fuse(*loops[:spatial]))
+            except s_tir.ScheduleError:
+                continue  # a block that is not independent in its outer loops stays serial
+    result = sch.mod["main"]
+    named = func.attrs is not None and "global_symbol" in func.attrs
+    return result if named else result.without_attr("global_symbol")
+
+
+def group_module(func: relax.Function, constants: list[Any]) -> tvm.IRModule:
+    """Make a module whose ``main`` is a group's body, with its weights bound.
+
+    Parameters
+    ----------
+    func : relax.Function
+        The group function.
+    constants : list
+        For each parameter the constant operand of its call, or None where it is an input.
+    """
+    params, renamed = [], {}
+    for param, constant in zip(func.params, constants, strict=True):
+        if constant is None:
+            fresh = relax.Var(param.name, param.ty)
+            params.append(fresh)
+            renamed[param] = fresh
+        else:
+            renamed[param] = constant
+    rename = Substitute(renamed)
+    bindings = []
+    for binding in func.body.blocks[0].bindings:
+        fresh = type(binding.var)(binding.var.name, binding.var.ty)
+        bindings.append(relax.VarBinding(fresh, rename.visit_expr(binding.value)))
+        rename.names[binding.var] = fresh
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], rename.names[func.body.body])
+    main = relax.Function(
+        params, body, func.ret_ty, attrs=ir.DictAttrs({"global_symbol": "main", "num_input": len(params)})
+    )
+    return relax.transform.Normalize()(tvm.IRModule({"main": main}))

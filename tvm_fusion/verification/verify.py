@@ -1,0 +1,185 @@
+"""Compare fused with unfused: each group alone, then the whole model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..build.executable import CompiledModel, LoadedModel
+from ..build.inputs import make_inputs
+from ..build.model import build_module, lower_plan
+from ..build.signature import TensorSpec, signature_of
+from ..compat import Constant, Target, ir, relax, structural_equal, structural_hash, tvm
+from ..errors import FusionError
+from ..graph.relax import from_relax
+from ..planner.plan import Group, Plan, Rejection
+from ..transform.fuse import apply_plan
+from ..transform.strip_fusion import is_group
+from .reference import Reference, group_module
+from .report import Comparison, VerificationReport
+
+#: Largest accepted difference, relative to the largest reference value of the output, by model type. float32: sums of
+#: up to some thousand products in another order; float16 and bfloat16: a few roundings of 2**-11 and 2**-8.
+GROUP_TOLERANCE: Mapping[str, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+#: Whole models: rounding adds up over the layers.
+MODEL_TOLERANCE: Mapping[str, float] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+Progress = Callable[[int, int], None]
+
+
+def verify_module(
+    mod: tvm.IRModule,
+    compiled: CompiledModel,
+    plan: Plan,
+    *,
+    inputs: int = 3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> VerificationReport:
+    """Verify a compiled model as a whole, and each group of a plan alone.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The canonical module.
+    compiled : CompiledModel
+        What it was compiled to.
+    plan : Plan
+        The groups to verify (those that were left out of ``compiled`` included).
+    inputs : int
+        Random inputs of the whole model, beside a position-coded one; a group gets one of each.
+    seed : int
+        Seed of the random values.
+    progress : callable, optional
+        Called with the comparisons done and their number.
+    """
+    groups = check_groups(mod, plan, compiled.target, seed=seed, progress=progress)
+    reference = Reference(mod, plan.dtype)
+    tolerance = MODEL_TOLERANCE.get(plan.dtype, 0.0)
+    whole = compare("model", (), reference, compiled, tolerance, inputs, seed)
+    if progress:
+        progress(len(groups) + 1, len(groups) + 1)
+    return VerificationReport((whole, *groups))
+
+
+def check_groups(
+    mod: tvm.IRModule,
+    plan: Plan,
+    target: Target,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Comparison, ...]:
+    """Verify each group alone, on a position-coded and a random input.
+
+    Equal groups with equal weights are compared once. A CUDA group is verified on the GPU where there is one; without one
+    the same functions are scheduled and run on the CPU.
+    """
+    runs_here = target.kind.name != "cuda" or tvm.cuda(0).exist
+    where = target if runs_here else Target("llvm")
+    annotated = apply_plan(mod, plan)
+    calls = _group_calls(annotated)
+    seen: dict[Any, list[tuple[tvm.IRModule, Comparison]]] = {}
+    out = []
+    for i, group in enumerate(plan.groups):
+        body = group_module(annotated[group.id], calls[group.id])
+        twins = seen.setdefault(structural_hash(body), [])
+        known = next((c for m, c in twins if structural_equal(m, body)), None)
+        if known is None:
+            known = _check_group(body, group, plan, where, seed)
+            twins.append((body, known))
+        out.append(dataclasses.replace(known, name=group.id, nodes=group.nodes))
+        if progress:
+            progress(i + 1, len(plan.groups) + 1)
+    return tuple(out)
+
+
+def _group_calls(annotated: tvm.IRModule) -> dict[str, list[Any]]:
+    """For each group the constant operands of its call, None where an operand is computed."""
+    out = {}
+    for binding in annotated["main"].body.blocks[0].bindings:
+        value = binding.value
+        if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar) and is_group(annotated[value.op]):
+            out[value.op.name_hint] = [a if isinstance(a, Constant) else None for a in value.args]
+    return out
+
+
+def _check_group(
+    body: tvm.IRModule, group: Group, plan: Plan, target: Target, seed: int
+) -> Comparison:
+    """Compile one group's body as a model of its own, fused by the same decision, and compare."""
+    tolerance = GROUP_TOLERANCE.get(plan.dtype, 0.0)
+    alone = dataclasses.replace(plan, groups=(_renamed(group, body),), rejected=(), ungrouped=())
+    try:
+        lowered = lower_plan(body, alone, target, strict=True)
+        signature = signature_of(body, target.kind.name)
+        fused = LoadedModel(build_module(lowered.mod, target), signature)
+        return compare(group.id, group.nodes, Reference(body, plan.dtype), fused, tolerance, 1, seed)
+    except FusionError as err:
+        return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=str(err))
+
+
+def _renamed(group: Group, body: tvm.IRModule) -> Group:
+    """The same group on its own body, whose operators may be numbered otherwise than in the model."""
+    names = [o.name for o in from_relax(body).graph.operators]
+    here = dict(zip(group.nodes, names, strict=True))
+    branches = tuple(tuple(here[n] for n in branch) for branch in group.branches)
+    return dataclasses.replace(group, nodes=tuple(names), branches=branches)
+
+
+def compare(
+    name: str,
+    nodes: Sequence[str],
+    reference: Callable[..., list[np.ndarray]],
+    fused: LoadedModel,
+    tolerance: float,
+    count: int,
+    seed: int,
+) -> Comparison:
+    """Run both on the same inputs and keep the worst element."""
+    worst, where, done = 0.0, "", 0
+    for arrays in make_inputs(fused.signature.inputs, count, seed):
+        done += 1
+        pairs = zip(fused.signature.outputs, fused(*arrays), reference(*arrays), strict=True)
+        for spec, got, wanted in pairs:
+            error, text = worst_element(spec, got, wanted)
+            if not error <= worst:
+                worst, where = error, text
+    return Comparison(name, tuple(nodes), worst, tolerance, where, done)
+
+
+def worst_element(spec: TensorSpec, got: np.ndarray, wanted: np.ndarray) -> tuple[float, str]:
+    """Largest difference relative to the largest reference value, and where it is.
+
+    A NaN or infinity that the reference has too counts as equal.
+    """
+    if got.size == 0:
+        return 0.0, ""
+    got, wanted = got.astype("float64"), wanted.astype("float64")
+    with np.errstate(invalid="ignore"):
+        same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
+        difference = np.where(same, 0.0, np.abs(got - wanted))
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    scale = max(float(finite.max()) if finite.size else 0.0, 1e-6)
+    index = np.unravel_index(int(difference.argmax()), difference.shape)
+    at = ", ".join(str(int(i)) for i in index)
+    text = f"{spec.name}[{at}] = {got[index]:.7g}, reference {wanted[index]:.7g}"
+    return float(difference[index]) / scale, text
+
+
+def refusals_of(comparisons: Iterable[Comparison]) -> dict[str, Rejection]:
+    """Turn failed comparisons into refusals by group id."""
+    out = {}
+    for c in comparisons:
+        if not c.passed:
+            numbers = {"error": c.error, "tolerance": c.tolerance}
+            detail = c.problem or f"its result differs from the unfused one: {c.worst}"
+            reason = "no_template" if c.problem else "numerics"
+            out[c.name] = Rejection("vertical", c.nodes, "illegal", reason, numbers, detail)
+    return out
+
+
