@@ -93,6 +93,12 @@ class Block:
         return "R" in self.kinds
 
     @property
+    def has_window(self) -> bool:
+        """Whether an index adds a reduction iterator to a spatial one: a window that slides, or a group of channels."""
+        reduced, spatial = set(self.reduced), set(self.spatial)
+        return any(used & reduced and used & spatial for access in self.reads for used in access.indices)
+
+    @property
     def spatial(self) -> tuple[int, ...]:
         """Numbers of the spatial iterators."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "S")

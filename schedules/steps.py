@@ -10,6 +10,9 @@ from .analysis import Structure, structure
 LoopRV = s_tir.schedule.LoopRV
 SBlockRV = s_tir.schedule.SBlockRV
 
+#: Loads of a thread in flight together when a block fills shared memory.
+_BATCH = 4
+
 
 def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structure:
     """Inline every injective block into its consumers.
@@ -62,7 +65,11 @@ def isolate_outputs(sch: s_tir.Schedule) -> Structure:
 
 
 def tile_loops(
-    sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Sequence[int], registers: Sequence[int]
+    sch: s_tir.Schedule,
+    loops: Sequence[LoopRV],
+    threads: Sequence[int],
+    registers: Sequence[int],
+    groups: Sequence[int] | None = None,
 ) -> tuple[LoopRV, LoopRV, list[LoopRV]]:
     """Split each loop into block, thread and register parts, and fuse the first two kinds.
 
@@ -74,6 +81,8 @@ def tile_loops(
         Perfectly nested loops, outermost first.
     threads, registers : sequence of int
         Per loop, how many threads share it and how many iterations each keeps. Extents need not divide.
+    groups : sequence of int or None
+        Per loop, a divisor of its extent that no tile may straddle; 0 for none.
 
     Returns
     -------
@@ -81,17 +90,23 @@ def tile_loops(
         The fused block loop, the fused thread loop (the last axis varies fastest, so that neighbouring threads
         touch neighbouring addresses), and the register loops.
     """
-    parts = [
-        sch.split(loop, [None, thread, register])
-        for loop, thread, register in zip(loops, threads, registers, strict=True)
-    ]
-    outer, middle, inner = (list(kind) for kind in zip(*parts, strict=True))
+    outer, middle, inner = [], [], []
+    for loop, thread, register, group in zip(
+        loops, threads, registers, groups or [0] * len(loops), strict=True
+    ):
+        if group:
+            whole, loop = sch.split(loop, [None, group])
+            outer.append(whole)
+        parts = sch.split(loop, [None, thread, register])
+        outer.append(parts[0])
+        middle.append(parts[1])
+        inner.append(parts[2])
     sch.reorder(*outer, *middle, *inner)
     return fuse_loops(sch, outer), fuse_loops(sch, middle), inner
 
 
 def copy_together(
-    sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, threads: int, rank: int, vector: int = 1
+    sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, threads: int, rank: int
 ) -> None:
     """Fill a staged buffer with all threads of the block, at the top of a loop.
 
@@ -107,17 +122,16 @@ def copy_together(
         Threads of the block, all on ``threadIdx.x``.
     rank : int
         Dimensions of the buffer.
-    vector : int
-        Elements that a thread copies at once.
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
     fused = fuse_loops(sch, sch.get_loops(block)[-rank:])
-    if vector > 1:
-        _, thread, lane = sch.split(fused, [None, threads, vector])
-        sch.vectorize(lane)
+    if int(sch.get(fused).extent) <= _BATCH * threads:
+        _, lane = sch.split(fused, [None, threads])
     else:
-        _, thread = sch.split(fused, [None, threads])
-    sch.bind(thread, "threadIdx.x")
+        # Left alone, nvcc unrolls the whole loop and keeps its addresses in registers until they spill.
+        rounds, _, lane = sch.split(fused, [None, _BATCH, threads])
+        sch.annotate(rounds, "disable_unroll", True)
+    sch.bind(lane, "threadIdx.x")
 
 
 def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> None:

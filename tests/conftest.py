@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-import shutil
 
 import pytest
 from hypothesis import settings
@@ -15,7 +15,7 @@ settings.load_profile("tvm_fusion")
 
 MARKERS = {
     "slow": "takes long; runs with --slow only",
-    "nvcc": "compiles CUDA code; skipped where nvcc is not on PATH",
+    "nvcc": "compiles CUDA code; skipped where there is no nvcc",
     "torch": "needs PyTorch; skipped where it is not installed",
     "gpu": "needs a CUDA device; skipped where there is none",
 }
@@ -30,8 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers; fail early where nvcc is promised but missing."""
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
-    if os.environ.get("TVM_FUSION_REQUIRE_NVCC") == "1" and shutil.which("nvcc") is None:
-        raise pytest.UsageError("TVM_FUSION_REQUIRE_NVCC=1 is set, but nvcc is not on PATH")
+    if os.environ.get("TVM_FUSION_REQUIRE_NVCC") == "1" and not _has_nvcc():
+        raise pytest.UsageError("TVM_FUSION_REQUIRE_NVCC=1 is set, but there is no nvcc")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,8 +46,8 @@ def _reasons(config: pytest.Config, marks: set[str]) -> dict[str, str]:
     reasons = {}
     if "slow" in marks and not config.getoption("--slow"):
         reasons["slow"] = "runs with --slow (make test-full)"
-    if "nvcc" in marks and shutil.which("nvcc") is None:
-        reasons["nvcc"] = "nvcc is not on PATH; install CUDA or the package's cuda extra"
+    if "nvcc" in marks and not _has_nvcc():
+        reasons["nvcc"] = "not found; install CUDA or the package's cuda extra"
     if "torch" in marks and importlib.util.find_spec("torch") is None:
         reasons["torch"] = "PyTorch is not installed; install the package's torch extra"
     if "gpu" in marks and not _has_gpu():
@@ -55,6 +55,22 @@ def _reasons(config: pytest.Config, marks: set[str]) -> dict[str, str]:
     return reasons
 
 
+@functools.cache
+def _has_nvcc() -> bool:
+    # Imported here, as TVM is below: most runs need neither.
+    from tvm_fusion.build.ptxas import find_nvcc
+    from tvm_fusion.errors import CompilerError
+
+    try:
+        folder = os.path.dirname(find_nvcc())
+    except CompilerError:
+        return False
+    # For tests that call nvcc by its name, and for TVM, which looks on PATH first.
+    os.environ["PATH"] = os.pathsep.join([folder, os.environ["PATH"]])
+    return True
+
+
+@functools.cache
 def _has_gpu() -> bool:
     import tvm
 

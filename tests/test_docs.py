@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,42 @@ def test_links_lead_somewhere() -> None:
     for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tutorials/*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
             assert "://" in link or (file.parent / link).exists(), f"{file.name}: {link}"
+
+
+README_MODEL = """
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+weight = numpy_helper.from_array(np.full((4, 3, 8, 8), 0.01, "float32"), "w")
+nodes = [
+    helper.make_node("Conv", ["data", "w"], ["c"], "conv", strides=[8, 8]),
+    helper.make_node("Relu", ["c"], ["y"], "relu"),
+]
+value = helper.make_tensor_value_info
+graph = helper.make_graph(
+    nodes,
+    "small",
+    [value("data", TensorProto.FLOAT, ["N", 3, 224, 224])],
+    [value("y", TensorProto.FLOAT, ["N", 4, 28, 28])],
+    [weight],
+)
+opsets = [helper.make_opsetid("", 17)]
+onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), "resnet50.onnx")
+image = np.ones((1, 3, 224, 224), "float32")
+"""
+
+
+def test_the_python_of_the_readme_runs(tmp_path) -> None:
+    """Both examples, one after the other, with a small model under the name that they use."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script = "\n".join(
+        [README_MODEL, first, "import tvm\nassert report.passed\ncalls = str(mod)", second]
+    )
+    (tmp_path / "example.py").write_text(script + "\nassert 'call_tir' in str(mod)\n")
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "resnet50.so").is_file()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from .build.executable import CompiledModel
 from .build.model import compile_model
+from .build.resources import with_resources
 from .compat import Target, tvm
 from .config import FusionConfig
 from .frontend.canonical import canonicalize
@@ -54,8 +55,6 @@ def plan(
     resolved, canonical = parse_target(target), canonicalize(mod)
     made = plan_module(canonical, resolved, config or FusionConfig(), model=name)
     if build:
-        from .build.resources import with_resources
-
         made = with_resources(canonical, made, resolved)
     return made
 

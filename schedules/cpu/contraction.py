@@ -46,7 +46,11 @@ def roles(block: Block) -> Roles | None:
     spatial, reduced = block.spatial, block.reduced
     if len(block.reads) != 2 or len(block.writes) != 1 or block.writes[0].plain != spatial:
         return None
-    if not reduced or None in block.extents or block.kinds != "S" * len(spatial) + "R" * len(reduced):
+    if (
+        not reduced
+        or None in block.extents
+        or block.kinds != "S" * len(spatial) + "R" * len(reduced)
+    ):
         return None
     uses = [frozenset().union(*read.indices) for read in block.reads]
     if any(not uses[0] & uses[1] >= {i} for i in reduced if block.extents[i] > 1):
@@ -82,7 +86,9 @@ def grouped_channel(sch: s_tir.Schedule, block: Block) -> tuple[int, int] | None
     for region in stmt.reads:
         for dim in region.region:
             for node in nodes_of(dim.min, tirx.FloorDiv):
-                number = next((i for i, axis in enumerate(stmt.iter_vars) if axis.var.same_as(node.a)), None)
+                number = next(
+                    (i for i, axis in enumerate(stmt.iter_vars) if axis.var.same_as(node.a)), None
+                )
                 if number is None or not isinstance(node.b, tirx.IntImm):
                     continue
                 size = int(node.b)
@@ -103,7 +109,12 @@ def is_contraction(sch: s_tir.Schedule, block: Block) -> bool:
 
 def _splitting(number: int, size: int, ndim: int) -> tirx.IndexMap:
     def split(*i: tirx.Var) -> list[tirx.PrimExpr]:
-        return [*i[:number], tirx.floordiv(i[number], size), tirx.floormod(i[number], size), *i[number + 1 :]]
+        return [
+            *i[:number],
+            tirx.floordiv(i[number], size),
+            tirx.floormod(i[number], size),
+            *i[number + 1 :],
+        ]
 
     return tirx.IndexMap.from_func(split, ndim=ndim)
 
@@ -115,7 +126,10 @@ def block_of(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> Block:
 
 
 def schedule_contraction(
-    sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, consumer: s_tir.schedule.SBlockRV | None, width: int
+    sch: s_tir.Schedule,
+    handle: s_tir.schedule.SBlockRV,
+    consumer: s_tir.schedule.SBlockRV | None,
+    width: int,
 ) -> bool:
     """Tile, pack and parallelise one contraction.
 
@@ -197,7 +211,9 @@ class _Tiles:
         if rows == 1:
             # A product with a vector reads the matrix once: long contiguous runs matter, not reuse.
             wide = divisor(lanes_extent, 8 * width)
-            return cls(wide if wide >= width else vector_tile(lanes_extent, width), 1, lanes_extent, rows)
+            return cls(
+                wide if wide >= width else vector_tile(lanes_extent, width), 1, lanes_extent, rows
+            )
         return cls(vector_tile(lanes_extent, width), row, lanes_extent, rows)
 
 
@@ -280,7 +296,9 @@ def _pad(
         return panel
     sch.pad_einsum(handle, factors)
     info, block = structure(sch), block_of(sch, handle)
-    source = next(other for other in info.blocks if other.writes[0].buffer == block.reads[parts.panel].buffer)
+    source = next(
+        other for other in info.blocks if other.writes[0].buffer == block.reads[parts.panel].buffer
+    )
     if not sch.get(source.handle).same_as(sch.get(panel)):
         sch.compute_inline(panel)
     sch.compute_inline(info.consumers(block)[0].handle)
@@ -346,9 +364,16 @@ def _place_panel(
 
     def layout(*i: tirx.Var) -> list[tirx.PrimExpr]:
         lane = i[at]
-        return [*i[:at], tirx.floordiv(lane, tiles.vector), *i[at + 1 :], tirx.floormod(lane, tiles.vector)]
+        return [
+            *i[:at],
+            tirx.floordiv(lane, tiles.vector),
+            *i[at + 1 :],
+            tirx.floormod(lane, tiles.vector),
+        ]
 
-    sch.transform_layout(handle, ("read", parts.panel), tirx.IndexMap.from_func(layout, ndim=len(order)))
+    sch.transform_layout(
+        handle, ("read", parts.panel), tirx.IndexMap.from_func(layout, ndim=len(order))
+    )
     sch.compute_at(panel, task, preserve_unit_loops=True)
     loops = sch.get_loops(panel)[1:]
     sch.reorder(*loops[:at], *loops[at + 1 :], loops[at])

@@ -42,7 +42,10 @@ def schedule_elementwise(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, w
 
 
 def schedule_reduction(
-    sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, consumer: s_tir.schedule.SBlockRV | None, width: int
+    sch: s_tir.Schedule,
+    handle: s_tir.schedule.SBlockRV,
+    consumer: s_tir.schedule.SBlockRV | None,
+    width: int,
 ) -> None:
     """Parallelise a reduction over its spatial loops, with a vector of results where its operand is contiguous there.
 
@@ -55,7 +58,11 @@ def schedule_reduction(
     if not spatial:
         return
     last = block.spatial.index(_last_wide(block))
-    vector = divisor(block.extents[block.spatial[last]], 4 * width) if has_vector_of_results(block) else 1
+    vector = (
+        divisor(block.extents[block.spatial[last]], 4 * width)
+        if has_vector_of_results(block)
+        else 1
+    )
     outer, inner = sch.split(spatial[last], [None, vector])
     spatial = [*spatial[:last], outer, *spatial[last + 1 :]]
     sch.reorder(*spatial, *sums, inner)
@@ -82,7 +89,9 @@ def has_vector_of_results(block: Block) -> bool:
     """Whether neighbouring results of a reduction read neighbouring elements."""
     if not block.spatial or block.extents[_last_wide(block)] == 1:
         return False
-    summed = [read for read in block.reads if frozenset(block.reduced) & frozenset().union(*read.indices)]
+    summed = [
+        read for read in block.reads if frozenset(block.reduced) & frozenset().union(*read.indices)
+    ]
     return any(_last_wide(block) in read.indices[-1] for read in summed)
 
 

@@ -27,9 +27,13 @@ def widen_operands(func: tirx.PrimFunc) -> tirx.PrimFunc:
         casts = _casts_in_reduction(stmt)
         for buffer in casts:
             if buffer not in copies:
-                copies[buffer] = tirx.decl_buffer(buffer.ty.shape, "float32", f"{buffer.name}_float32", layout=None)
+                copies[buffer] = tirx.decl_buffer(
+                    buffer.ty.shape, "float32", f"{buffer.name}_float32", layout=None
+                )
                 stmts.append(_copy(buffer, copies[buffer]))
-        stmts.append(_read_copies(stmt, {buffer: copies[buffer] for buffer in casts}) if casts else stmt)
+        stmts.append(
+            _read_copies(stmt, {buffer: copies[buffer] for buffer in casts}) if casts else stmt
+        )
     if not copies:
         return func
     block = s_tir.SBlock(
@@ -52,7 +56,10 @@ def _casts_in_reduction(stmt: tirx.Stmt) -> list[tirx.Var]:
         if block.init is not None:
             tvm_ffi.structural_walk(
                 block.body,
-                (tirx.Cast, lambda cast: found.append(cast.value.source) if _is_widening(cast) else None),
+                (
+                    tirx.Cast,
+                    lambda cast: found.append(cast.value.source) if _is_widening(cast) else None,
+                ),
             )
 
     tvm_ffi.structural_walk(stmt, (s_tir.SBlock, visit))
@@ -67,7 +74,9 @@ def _read_copies(stmt: tirx.Stmt, copies: dict) -> tirx.Stmt:
 
     def reads(block: s_tir.SBlock) -> s_tir.SBlock:
         regions = [
-            tirx.BufferRegion(copies[region.source], region.region) if region.source in copies else region
+            tirx.BufferRegion(copies[region.source], region.region)
+            if region.source in copies
+            else region
             for region in block.reads
         ]
         return s_tir.SBlock(
@@ -90,7 +99,11 @@ def _copy(source: tirx.Var, target: tirx.Var) -> tirx.Stmt:
     point = [ir.Range.from_min_extent(var, tirx.const(1, str(var.ty))) for var in index]
     store = tirx.BufferStore(target, tirx.Cast("float32", source[tuple(index)]), index)
     block = s_tir.SBlock(
-        axes, [tirx.BufferRegion(source, point)], [tirx.BufferRegion(target, point)], target.name, store
+        axes,
+        [tirx.BufferRegion(source, point)],
+        [tirx.BufferRegion(target, point)],
+        target.name,
+        store,
     )
     nest: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
     for loop, low, extent in reversed(list(zip(loops, zero, shape, strict=True))):

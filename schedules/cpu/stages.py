@@ -14,7 +14,14 @@ from .narrow import widen_operands
 from .vectors import lanes
 
 #: Calls that cost no more than arithmetic and may be repeated where their value is used.
-_CHEAP = {"tirx.if_then_else", "tirx.fabs", "tirx.likely", "tirx.bitwise_and", "tirx.bitwise_or", "tirx.shift_right"}
+_CHEAP = {
+    "tirx.if_then_else",
+    "tirx.fabs",
+    "tirx.likely",
+    "tirx.bitwise_and",
+    "tirx.bitwise_or",
+    "tirx.shift_right",
+}
 
 
 def schedule_stages(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -77,13 +84,19 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 
 def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
     consumers = info.consumers(block)
-    calls = [node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")]
+    calls = [
+        node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")
+    ]
     if all(call.op.name in _CHEAP for call in calls):
         # Padding is a condition on every element: a reduction reads elements often, so it reads them from memory.
         padding = any(call.op.name == "tirx.if_then_else" for call in calls)
         return not padding or not any(consumer.is_reduction for consumer in consumers)
     size = block.extent(block.spatial)
-    return len(consumers) == 1 and not consumers[0].is_reduction and consumers[0].extent(consumers[0].spatial) <= size
+    return (
+        len(consumers) == 1
+        and not consumers[0].is_reduction
+        and consumers[0].extent(consumers[0].spatial) <= size
+    )
 
 
 def _schedule_one(sch: s_tir.Schedule, info: Structure, block: Block, width: int) -> s_tir.Schedule:
@@ -116,5 +129,8 @@ def _own_consumer(sch: s_tir.Schedule, info: Structure, block: Block) -> Block |
         return None
     written = block.writes[0]
     reads = [read for read in consumer.reads if read.buffer == written.buffer]
-    same = all(read.plain == consumer.spatial for read in reads) and consumer.writes[0].plain == consumer.spatial
+    same = (
+        all(read.plain == consumer.spatial for read in reads)
+        and consumer.writes[0].plain == consumer.spatial
+    )
     return consumer if same and written.shape == consumer.writes[0].shape else None

@@ -40,7 +40,10 @@ def vector_tile(extent: int, width: int) -> int:
     """
     if extent <= width:
         return extent
-    return min((2 * width, width), key=lambda tile: -(-extent // tile) * tile * (1.1 if tile == width else 1.0))
+    return min(
+        (2 * width, width),
+        key=lambda tile: -(-extent // tile) * tile * (1.1 if tile == width else 1.0),
+    )
 
 
 def row_tile(extent: int, ideal: int = 4, at_most: int = 8) -> int:

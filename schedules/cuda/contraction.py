@@ -202,7 +202,7 @@ def _schedule(sch: s_tir.Schedule, form: Contraction, tile: Tile) -> None:
     nest = []
     for output in form.outputs:
         loops = sch.get_loops(output.handle)
-        _, thread, inner = tile_loops(sch, loops, tile.threads, tile.registers)
+        _, thread, inner = tile_loops(sch, loops, tile.threads, tile.registers, tile.groups)
         nest.append((thread, inner))
     merged = sch.merge(*[thread for thread, _ in nest]) if len(nest) > 1 else nest[0][0]
     for _, inner in nest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...compat import Target, s_tir, tirx
-from ..analysis import Block, structure
+from ..analysis import structure
 from ..base import ScheduleTemplate, limits
 from .contraction import apply_contraction
 
@@ -23,12 +23,7 @@ class Conv2d(ScheduleTemplate):
     ) -> s_tir.Schedule | None:
         """Return the schedule; None when no reduction walks a window, or one feeds another."""
         info = structure(s_tir.Schedule(func))
-        if info is None or not any(has_window(block) for block in info.reductions):
+        if info is None or not any(block.has_window for block in info.reductions):
             return None
         return apply_contraction(func, limits(target))
 
-
-def has_window(block: Block) -> bool:
-    """Whether an index of what the block reads adds a reduction iterator to a spatial one."""
-    reduced, spatial = set(block.reduced), set(block.spatial)
-    return any(used & reduced and used & spatial for access in block.reads for used in access.indices)

@@ -185,7 +185,7 @@ def contains(root: object, *tests: tuple) -> bool:
         Node type and predicate.
     """
 
-    def stop_if(predicate):  # noqa: ANN001, ANN202
+    def stop_if(predicate):
         return lambda node: tvm_ffi.VisitInterrupt(node) if predicate(node) else None
 
     callbacks = [(kind, stop_if(predicate)) for kind, predicate in tests]

@@ -56,6 +56,8 @@ def recognise(sch: s_tir.Schedule, bounds: Limits) -> Rows | None:
     info = structure(sch)
     if info is None or not (info.is_static and info.is_regular) or not info.reductions:
         return None
+    if any(block.has_window for block in info.reductions):
+        return None
     info = isolate_outputs(sch)
     staged = _worth_staging(info, bounds)
     info = inline_injective(sch, keep=staged)

@@ -11,6 +11,7 @@ import functools
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 from ..analysis import dtype_bytes
@@ -35,6 +36,8 @@ _SLICE = 72
 @dataclasses.dataclass(frozen=True)
 class Axis:
     """An axis of the output; ``divisor`` is the size of its groups where an index divides by it."""
+
+    # A grouped convolution: all output channels of a group read the same input channels.
 
     extent: int
     divisor: int | None = None
@@ -73,11 +76,14 @@ class Tile:
         Per output axis, the threads that share it and the elements that each thread keeps.
     steps : tuple of int
         Per reduction iterator, the part that is staged at a time.
+    groups : tuple of int
+        Per output axis, the size of the groups within which it is tiled; 0 where it is tiled as a whole.
     """
 
     threads: tuple[int, ...]
     registers: tuple[int, ...]
     steps: tuple[int, ...]
+    groups: tuple[int, ...]
 
     @property
     def thread_count(self) -> int:
@@ -111,12 +117,36 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
     scored = []
     for threads in _products(problem, order, _thread_choices, 2 * bounds.warp, min(bounds.threads, 256)):
         for registers in registers_of:
-            if not _fits_groups(problem, threads, registers):
+            sizes = tuple(t * r for t, r in zip(threads, registers, strict=True))
+            if not all(map(_fits, problem.axes, sizes)):
                 continue
-            steps = _steps(problem, threads, registers, budget)
+            steps = _steps(problem, sizes, budget)
             if steps is not None:
-                scored.append((_cost(problem, threads, registers, steps, bounds), threads, registers, steps))
-    return tuple(Tile(*choice[1:]) for choice in heapq.nsmallest(count, scored))
+                exact = all(_extent(axis, size) % size == 0 for axis, size in zip(problem.axes, sizes, strict=True))
+                cost = _cost(problem, threads, registers, steps, bounds)
+                scored.append((cost, not exact, threads, registers, steps))
+    # Where TVM cannot tell how much of a partial tile is used, tiles without a rest still work: keep some of both.
+    best = heapq.nsmallest(count // 2, scored)
+    best += heapq.nsmallest(count // 2, (choice for choice in scored if not choice[1] and choice not in best))
+    return tuple(
+        Tile(*choice[2:], tuple(map(_group, problem.axes, map(operator.mul, choice[2], choice[3]))))
+        for choice in best
+    )
+
+
+def _group(axis: Axis, size: int) -> int:
+    """Size of the groups to tile within, 0 for none."""
+    return axis.divisor if axis.divisor and size <= axis.divisor < axis.extent else 0
+
+
+def _extent(axis: Axis, size: int) -> int:
+    """How far the tiles of one axis run."""
+    return _group(axis, size) or axis.extent
+
+
+def _fits(axis: Axis, size: int) -> bool:
+    """A tile is no larger than what it tiles, and does not straddle groups."""
+    return size <= axis.extent and (not axis.divisor or size <= axis.divisor or size % axis.divisor == 0)
 
 
 def _products(problem, order, choices, least, most):
@@ -140,19 +170,11 @@ def _products(problem, order, choices, least, most):
 def _thread_choices(extent: int) -> list[int]:
     """Powers of two, and the largest divisors, which leave no thread idle."""
     divisors = [d for d in range(2, 65) if extent % d == 0]
-    return sorted(size for size in {1, 2, 4, 8, 16, 32, *divisors[-3:]} if size < 2 * extent)
+    return sorted(size for size in {1, 2, 4, 8, 16, 32, *divisors[-3:]} if size <= extent)
 
 
 def _register_choices(extent: int) -> list[int]:
     return [7, 1] if extent == 7 else [size for size in (1, 2, 4, 8) if size <= extent]
-
-
-def _fits_groups(problem: Problem, threads, registers) -> bool:
-    for axis, thread, register in zip(problem.axes, threads, registers, strict=True):
-        size = thread * register
-        if axis.divisor and size % axis.divisor and axis.divisor % size:
-            return False
-    return True
 
 
 def _footprint(problem: Problem, operand: Operand, sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
@@ -176,11 +198,8 @@ def _footprint(problem: Problem, operand: Operand, sizes: Sequence[int], steps: 
     return total, run
 
 
-def _steps(
-    problem: Problem, threads: Sequence[int], registers: Sequence[int], budget: int
-) -> tuple[int, ...] | None:
+def _steps(problem: Problem, sizes: Sequence[int], budget: int) -> tuple[int, ...] | None:
     """Largest slice that fits: whole windows before many channels, single rows when a window is too large."""
-    sizes = [t * r for t, r in zip(threads, registers, strict=True)]
     for candidates in _step_candidates(problem.reduced):
         for steps in candidates:
             used = sum(
@@ -222,7 +241,8 @@ def _cost(
     sizes = [t * r for t, r in zip(tile_threads, registers, strict=True)]
     blocks = 1
     for axis, size in zip(problem.axes, sizes, strict=True):
-        blocks *= -(-axis.extent // size)
+        extent = _extent(axis, size)
+        blocks *= -(-extent // size) * (axis.extent // extent)
     threads = -(-math.prod(tile_threads) // bounds.warp) * bounds.warp
     loads = copied = 0
     for operand in problem.operands:

@@ -5,13 +5,13 @@ import subprocess
 
 import numpy as np
 import pytest
-
-from tvm_fusion.compat import Target, relax, s_tir, tvm
 from tvm_fusion.schedules import registry
 from tvm_fusion.schedules.cuda.partition_lower import BLOCK_TAGS, THREAD_TAGS, lower_member
 from tvm_fusion.schedules.cuda.partition_members import split_members
 from tvm_fusion.schedules.cuda.partition_merge import merge_members
 from tvm_fusion.schedules.cuda.partitioned import Partitioned
+
+from tvm_fusion.compat import Target, relax, s_tir, tvm
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores
@@ -21,7 +21,9 @@ CHANNELS_LAST = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
 
 
 def cuda(arch):
-    return Target({"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "thread_warp_size": 32})
+    return Target(
+        {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "thread_warp_size": 32}
+    )
 
 
 SM90 = cuda("sm_90")
@@ -74,7 +76,11 @@ def six_convolutions(builder, *inputs):
 CASES = {
     "two_towers": ([(1, 16, 14, 14), (32, 16, 3, 3)] * 2, two_towers, 2),
     "fire": ([(1, 16, 13, 13), (32, 16, 1, 1), (32, 16, 3, 3)], fire, 2),
-    "fire_channels_last": ([(1, 13, 13, 16), (24, 1, 1, 16), (40, 3, 3, 16)], fire_channels_last, 2),
+    "fire_channels_last": (
+        [(1, 13, 13, 16), (24, 1, 1, 16), (40, 3, 3, 16)],
+        fire_channels_last,
+        2,
+    ),
     "elementwise": ([(1, 16, 14, 14)] * 3 + [(1, 16, 1, 1)] * 2, elementwise_branches, 3),
     "mixed": ([(1, 16, 14, 14), (16, 16, 3, 3), (4, 300), (32, 48), (48, 40)], mixed, 6),
     "six": ([(1, 8, 7, 7)] * 6 + [(8, 8, 1, 1)] * 6, six_convolutions, 6),
@@ -104,7 +110,10 @@ def test_one_launch_with_right_numbers(name, dtype):
         results = cuda_emulation.run(scheduled, arrays, SM90, backward=backward, source=source)
         for result, reference in zip(results, expected, strict=True):
             np.testing.assert_allclose(
-                result.astype("float64"), reference.astype("float64"), rtol=tolerance, atol=tolerance
+                result.astype("float64"),
+                reference.astype("float64"),
+                rtol=tolerance,
+                atol=tolerance,
             )
 
 
@@ -112,10 +121,15 @@ def test_one_launch_with_right_numbers(name, dtype):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
 def test_nvcc_accepts_it(arch, tmp_path):
     shapes, make, _ = CASES["mixed"]
-    scheduled, _ = registry.schedule(group_function(group_module(shapes, "float16", make)), cuda(arch))
+    scheduled, _ = registry.schedule(
+        group_function(group_module(shapes, "float16", make)), cuda(arch)
+    )
     path = tmp_path / "kernel.cu"
     path.write_text(cuda_emulation.cuda_source(scheduled, cuda(arch)))
-    subprocess.run(["nvcc", "-cubin", f"-arch={arch}", "-o", str(tmp_path / "kernel.cubin"), str(path)], check=True)
+    subprocess.run(
+        ["nvcc", "-cubin", f"-arch={arch}", "-o", str(tmp_path / "kernel.cubin"), str(path)],
+        check=True,
+    )
 
 
 def test_blocks_are_the_sum_and_threads_the_maximum():
@@ -138,7 +152,8 @@ def test_members_share_shared_memory():
     shapes, make, _ = CASES["two_towers"]
     func = group_function(group_module(shapes, "float32", make))
     alone = [
-        shared_bytes(cuda_emulation.cuda_source(registry.schedule(part, SM90)[0], SM90)) for part in split_members(func)
+        shared_bytes(cuda_emulation.cuda_source(registry.schedule(part, SM90)[0], SM90))
+        for part in split_members(func)
     ]
     together = shared_bytes(cuda_emulation.cuda_source(registry.schedule(func, SM90)[0], SM90))
     assert together == max(alone) > 0
@@ -155,7 +170,9 @@ def test_refuses_what_does_not_fit_in_shared_memory():
     "make",
     [
         lambda builder, x, w: conv_relu(builder, x, w, padding=1),
-        lambda builder, x, w: (lambda y: [y, builder.emit(op.exp(y))])(conv_relu(builder, x, w, padding=1)),
+        lambda builder, x, w: (lambda y: [y, builder.emit(op.exp(y))])(
+            conv_relu(builder, x, w, padding=1)
+        ),
     ],
     ids=["one_member", "two_outputs_of_one_member"],
 )
@@ -188,7 +205,9 @@ def test_compiles_beside_other_functions_and_relax():
     mod = group_module(shapes, "float32", make)
     scheduled, _ = registry.schedule(group_function(mod), SM90)
     mod = with_group_function(mod, scheduled)
-    other = group_function(group_module([(1, 8, 9)], "float32", lambda builder, x: builder.emit(op.nn.softmax(x))))
+    other = group_function(
+        group_module([(1, 8, 9)], "float32", lambda builder, x: builder.emit(op.nn.softmax(x)))
+    )
     softmax, _ = registry.schedule(other, SM90)
     mod.update_func(tvm.ir.GlobalVar("softmax"), softmax.with_attr("global_symbol", "softmax"))
     executable = tvm.compile(mod, target=SM90)
@@ -197,15 +216,21 @@ def test_compiles_beside_other_functions_and_relax():
         own = [module.inspect_source()] if module.kind == "cuda" else []
         return own + [source for child in module.imports for source in sources(child)]
 
-    kernels = [name for source in sources(executable.mod) for name in cuda_emulation.kernels(source)]
+    kernels = [
+        name for source in sources(executable.mod) for name in cuda_emulation.kernels(source)
+    ]
     assert len(kernels) == 2
 
 
 def test_group_attributes_are_kept():
     shapes, make, _ = CASES["fire"]
-    func = group_function(group_module(shapes, "float32", make)).with_attr("tvm_fusion.strategy", "horizontal")
+    func = group_function(group_module(shapes, "float32", make)).with_attr(
+        "tvm_fusion.strategy", "horizontal"
+    )
     scheduled, _ = registry.schedule(func, SM90)
     assert scheduled.attrs["tvm_fusion.strategy"] == "horizontal"
     assert bool(scheduled.attrs["tirx.is_scheduled"])
-    assert all(first.same_as(second) for first, second in zip(scheduled.params, func.params, strict=True))
+    assert all(
+        first.same_as(second) for first, second in zip(scheduled.params, func.params, strict=True)
+    )
     assert not isinstance(scheduled.body, s_tir.SBlockRealize)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import relax, tvm
+from ..compat import relax, silent_native, tvm
 from ..errors import TargetError
 from ..planner.plan import Plan
 from .signature import Signature, TensorSpec, load_library, signature_in
@@ -102,7 +102,8 @@ class CompiledModel(LoadedModel):
 
     def export(self, path: str | Path) -> None:
         """Write a shared library that plain TVM runs, without this package."""
-        self._library.export_library(str(path))
+        with silent_native():
+            self._library.export_library(str(path))
 
     def cuda_sources(self) -> list[str]:
         """CUDA source text of each device module (empty for a CPU model)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..compat import BlockBuilder, ir, relax, tvm
-from .canonical.rewrite import substitute, with_main
+from .canonical.rewrite import bindings_of, substitute, with_main
 
 
 class NodeNames:
@@ -30,7 +30,7 @@ class NodeNames:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a copy of ``mod`` with the bindings of ``main`` renamed; the marks stay as aliases."""
         func, builder = mod["main"], BlockBuilder()
-        bindings = [binding for block in func.body.blocks for binding in block.bindings]
+        bindings = bindings_of(func)
         names, name = [], "output"
         for binding in reversed(bindings):
             name = self._marks.get(binding.var.name, name)
@@ -47,4 +47,14 @@ class NodeNames:
             renamed[binding.var] = var
         body = relax.SeqExpr([relax.DataflowBlock(out)], substitute(func.body.body, renamed))
         body = builder.normalize(body)
-        return with_main(mod, relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs))
+        return with_main(
+            mod, relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        )
+
+
+def abandon(builder: BlockBuilder) -> None:
+    """Close the block that an importer left open when it failed: TVM would warn of it on stderr."""
+    try:
+        builder._end_block()
+    except RuntimeError:  # none is open
+        pass

@@ -69,9 +69,14 @@ def load(
     try:
         import onnx
     except ImportError:
-        raise FusionError("importing ONNX models needs the onnx package: pip install 'tvm_fusion[onnx]'") from None
+        raise FusionError(
+            "importing ONNX models needs the onnx package: pip install 'tvm_fusion[onnx]'"
+        ) from None
     proto = model if isinstance(model, onnx.ModelProto) else _read(Path(model))
-    return canonicalize(_import(proto, shape), dtype)
+    try:
+        return canonicalize(_import(proto, shape), dtype)
+    except UnicodeDecodeError:  # protobuf decodes names when they are read
+        raise InvalidModelError("the model has names that are not text: the file is damaged") from None
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -95,7 +100,9 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     from .onnx_importer import import_graph, known_operators
 
     if not model.HasField("graph") or not model.graph.output:
-        raise InvalidModelError("the model has no graph or no output: the file is truncated or not an ONNX model")
+        raise InvalidModelError(
+            "the model has no graph or no output: the file is truncated or not an ONNX model"
+        )
     skeleton, weights = onnx_graph.split_weights(model)
     onnx_graph.fix_dimensions(skeleton.graph, weights, shape)
     onnx_graph.name_nodes(skeleton.graph)
@@ -107,6 +114,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
         skeleton = _simplify(skeleton)
     graph = skeleton.graph
     onnx_graph.name_nodes(graph)
+    onnx_graph.settle_reshapes(graph)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)
     onnx_graph.split_sums(graph)
@@ -123,7 +131,9 @@ def _simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx_native.check_and_infer(simplified)
 
 
-def _constant_values(graph: onnx.GraphProto, weights: Mapping[str, object]) -> tuple[set[str], list[onnx.NodeProto]]:
+def _constant_values(
+    graph: onnx.GraphProto, weights: Mapping[str, object]
+) -> tuple[set[str], list[onnx.NodeProto]]:
     """Return the names of values that depend on no input, and the nodes that compute them."""
     constant = {tensor.name for tensor in graph.initializer} | set(weights) | {""}
     nodes = []
@@ -141,13 +151,17 @@ def _needs_simplifier(graph: onnx.GraphProto, weights: Mapping[str, object]) -> 
     static shapes) are spared it.
     """
     stored = {tensor.name for tensor in graph.initializer} | {""}
-    stored.update(output for node in graph.node if node.op_type == "Constant" for output in node.output)
+    stored.update(
+        output for node in graph.node if node.op_type == "Constant" for output in node.output
+    )
     _, computed = _constant_values(graph, weights)
     if any(node.op_type not in _FOLDED_LATER for node in computed):
         return True
     for node in graph.node:
         first = _CONSTANT_OPERANDS.get(node.op_type)
-        if node.op_type == "Shape" or (first is not None and any(name not in stored for name in node.input[first:])):
+        if node.op_type == "Shape" or (
+            first is not None and any(name not in stored for name in node.input[first:])
+        ):
             return True
     return False
 
@@ -162,7 +176,11 @@ def _bound_computed_constants(graph: onnx.GraphProto, weights: Mapping[str, obje
         for name in node.output:
             if name not in types or node.op_type == "Constant":
                 continue
-            size = onnx.helper.tensor_dtype_to_np_dtype(types[name].elem_type).itemsize if types[name].elem_type else 4
+            size = (
+                onnx.helper.tensor_dtype_to_np_dtype(types[name].elem_type).itemsize
+                if types[name].elem_type
+                else 4
+            )
             for dim in types[name].shape.dim:
                 size *= max(dim.dim_value, 1)
             total += size

@@ -20,6 +20,7 @@ KNOWN_DOMAINS = ("", "ai.onnx", "com.microsoft")
 #: Operators with bodies; TVM 0.27 imports none of them into a dataflow block.
 CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
 
+
 def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
     """Return a copy of ``model`` without its large initializers, and those by name.
 
@@ -63,14 +64,18 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
             graph.initializer.append(tensor)
     for name, tensor in large.items():
         if name not in inputs:
-            graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            )
     return skeleton, large
 
 
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
-    return next((attr.t for attr in node.attribute if attr.name == "value" and attr.HasField("t")), None)
+    return next(
+        (attr.t for attr in node.attribute if attr.name == "value" and attr.HasField("t")), None
+    )
 
 
 def _check_tensor(tensor: onnx.TensorProto) -> None:
@@ -79,7 +84,9 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
     if not tensor.name:
         raise InvalidModelError("an initializer of the model has no name")
     if any(dim < 0 for dim in tensor.dims):
-        raise InvalidModelError(f"initializer {tensor.name!r} has a negative dimension: {list(tensor.dims)}")
+        raise InvalidModelError(
+            f"initializer {tensor.name!r} has a negative dimension: {list(tensor.dims)}"
+        )
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise InvalidModelError(
             f"the data of initializer {tensor.name!r} is in an external file: load the model by its path"
@@ -92,8 +99,14 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (KeyError, TypeError):
-        raise InvalidModelError(f"initializer {tensor.name!r} has the unknown type {tensor.data_type}") from None
-    bits = 4 if "4" in str(dtype) and dtype.itemsize == 1 and "e" not in str(dtype) else 8 * dtype.itemsize
+        raise InvalidModelError(
+            f"initializer {tensor.name!r} has the unknown type {tensor.data_type}"
+        ) from None
+    bits = (
+        4
+        if "4" in str(dtype) and dtype.itemsize == 1 and "e" not in str(dtype)
+        else 8 * dtype.itemsize
+    )
     if len(tensor.raw_data) != -(-count * bits // 8) and bits >= 8:
         raise InvalidModelError(
             f"initializer {tensor.name!r} of shape {list(tensor.dims)} has {len(tensor.raw_data)} bytes of data, "
@@ -101,7 +114,9 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
         )
 
 
-def model_inputs(graph: onnx.GraphProto, weights: Mapping[str, object]) -> list[onnx.ValueInfoProto]:
+def model_inputs(
+    graph: onnx.GraphProto, weights: Mapping[str, object]
+) -> list[onnx.ValueInfoProto]:
     """Return the inputs that are not initializers."""
     constant = {tensor.name for tensor in graph.initializer} | set(weights)
     return [value for value in graph.input if value.name not in constant]
@@ -130,7 +145,9 @@ def fix_dimensions(
         if value.name in shape:
             _fix_input(value, shape[value.name], symbols, listing)
         elif not value.type.tensor_type.HasField("shape"):
-            raise ValueError(f"input {value.name!r} has an unknown shape: give it one with shape={listing}")
+            raise ValueError(
+                f"input {value.name!r} has an unknown shape: give it one with shape={listing}"
+            )
     names: dict[str, str] = {}
     for value in inputs:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -150,8 +167,13 @@ def _fix_input(
     value: onnx.ValueInfoProto, given: Sequence[int], symbols: dict[str, int], listing: str
 ) -> None:
     sizes = list(given)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 for size in sizes):
-        raise ValueError(f"the shape of input {value.name!r} must be positive integers, got {given!r}{listing}")
+    if not all(
+        isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31
+        for size in sizes
+    ):
+        raise ValueError(
+            f"the shape of input {value.name!r} must be positive integers, got {given!r}{listing}"
+        )
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         for size in sizes:
@@ -180,14 +202,19 @@ def describe(value: onnx.ValueInfoProto) -> str:
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         return "unknown"
     dims = value.type.tensor_type.shape.dim
-    return ",".join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims) or "scalar"
+    return (
+        ",".join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
+        or "scalar"
+    )
 
 
 def _require_tensor(value: onnx.ValueInfoProto) -> None:
     if not value.name:
         raise InvalidModelError("an input of the model has no name")
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.elem_type:
-        raise InvalidModelError(f"input {value.name!r} is not a tensor: only tensor inputs are supported")
+        raise InvalidModelError(
+            f"input {value.name!r} is not a tensor: only tensor inputs are supported"
+        )
 
 
 def _symbol(name: str, names: dict[str, str]) -> str:
@@ -209,7 +236,11 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def refuse_unknown_operators(
-    graph: onnx.GraphProto, opset: int, *, known: Collection[str] | None = None, local: Collection[str] = ()
+    graph: onnx.GraphProto,
+    opset: int,
+    *,
+    known: Collection[str] | None = None,
+    local: Collection[str] = (),
 ) -> None:
     """Raise UnsupportedOperatorError naming every operator that cannot be imported.
 
@@ -234,9 +265,15 @@ def refuse_unknown_operators(
         if node.op_type in local:
             continue
         if known is None:
-            legal = domain == "com.microsoft" or (domain in KNOWN_DOMAINS and onnx.defs.has(node.op_type))
+            legal = domain == "com.microsoft" or (
+                domain in KNOWN_DOMAINS and onnx.defs.has(node.op_type)
+            )
         else:
-            legal = domain in KNOWN_DOMAINS and node.op_type in known and node.op_type not in CONTROL_FLOW
+            legal = (
+                domain in KNOWN_DOMAINS
+                and node.op_type in known
+                and node.op_type not in CONTROL_FLOW
+            )
         if not legal:
             missing.append(f"{label} (node {node.name!r})")
     if missing:
@@ -253,9 +290,16 @@ def split_sums(graph: onnx.GraphProto) -> None:
     from.
     """
     nodes, taken = [], {name for node in graph.node for name in (*node.input, *node.output)}
-    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.output, *graph.input)}
+    types = {
+        v.name: v.type.tensor_type.elem_type
+        for v in (*graph.value_info, *graph.output, *graph.input)
+    }
     for node in graph.node:
-        if node.op_type not in ("Sum", "Mean") or node.domain not in ("", "ai.onnx") or not node.input:
+        if (
+            node.op_type not in ("Sum", "Mean")
+            or node.domain not in ("", "ai.onnx")
+            or not node.input
+        ):
             nodes.append(node)
             continue
         total, *rest = node.input
@@ -267,7 +311,9 @@ def split_sums(graph: onnx.GraphProto) -> None:
             nodes.append(_node("Identity", node, [total], node.output[0]))
         else:
             count = _fresh(f"{node.output[0]}_count", taken)
-            graph.initializer.append(_scalar(count, len(node.input), types.get(node.output[0]) or 1))
+            graph.initializer.append(
+                _scalar(count, len(node.input), types.get(node.output[0]) or 1)
+            )
             nodes.append(_node("Div", node, [total, count], node.output[0]))
     del graph.node[:]
     graph.node.extend(nodes)
@@ -277,6 +323,52 @@ def _scalar(name: str, number: int, elem_type: int) -> onnx.TensorProto:
     import onnx
 
     return onnx.helper.make_tensor(name, elem_type, [], [number])
+
+
+def settle_reshapes(graph: onnx.GraphProto) -> None:
+    """Give each Reshape to a computed shape a constant one where shape inference leaves at most one size open.
+
+    Exports with a free batch size compute ``[Shape(x)[0], -1]``, which TVM cannot take as a shape; the constant
+    ``[0, -1]`` says the same. Nodes that nothing needs any more are dropped.
+    """
+    import onnx
+
+    values = (*graph.value_info, *graph.output, *graph.input)
+    shapes = {v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")}
+    stored = {tensor.name for tensor in graph.initializer}
+    stored.update(node.output[0] for node in graph.node if node.op_type == "Constant")
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    for node in graph.node:
+        if node.op_type != "Reshape" or len(node.input) < 2 or node.input[1] in stored:
+            continue
+        before, after = shapes.get(node.input[0]), shapes.get(node.output[0])
+        if before is None or after is None or any(attr.name == "allowzero" and attr.i for attr in node.attribute):
+            continue
+        target = [
+            dim.dim_value if dim.dim_value > 0 else 0 if _same_symbol(dim, i, before) else -1
+            for i, dim in enumerate(after)
+        ]
+        if target.count(-1) <= 1:
+            name = _fresh(f"{node.output[0]}_shape", taken)
+            graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target))
+            node.input[1] = name
+    _drop_dead_nodes(graph)
+
+
+def _same_symbol(dim: onnx.TensorShapeProto.Dimension, axis: int, before: Sequence[object]) -> bool:
+    return bool(dim.dim_param) and axis < len(before) and before[axis].dim_param == dim.dim_param
+
+
+def _drop_dead_nodes(graph: onnx.GraphProto) -> None:
+    needed, kept = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):
+        if any(output in needed for output in node.output):
+            needed.update(node.input)
+            needed.update(name for attr in node.attribute if attr.HasField("g") for n in attr.g.node for name in n.input)
+            kept.append(node)
+    kept.reverse()
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..compat import ir, relax, tvm
+from ..compat import ir, relax, silent_native, tvm
 from ..errors import UnsupportedOperatorError
 from .canonical.constants import to_constant
-from .naming import NodeNames
+from .naming import NodeNames, abandon
 from .onnx_native import first_line
 from .operator_builder import OperatorBuilder
 
@@ -32,7 +32,9 @@ def known_operators() -> set[str]:
     return {*_get_convert_map(), "Constant"}
 
 
-def import_graph(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto], opset: int) -> tvm.IRModule:
+def import_graph(
+    graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto], opset: int
+) -> tvm.IRModule:
     """Return the Relax module of a prepared graph.
 
     Parameters
@@ -51,13 +53,16 @@ def import_graph(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]
     """
     importer = _importer_class()(weights)
     # TVM prints the failing operator's operands and warns of what onnx.checker said: neither is for the user.
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(graph, opset)
         except _CONVERTER_ERRORS as error:
+            abandon(importer.bb)
             reason = first_line(str(error)) or type(error).__name__
-            raise UnsupportedOperatorError(f"{importer.where()} cannot be imported: {reason}") from error
+            raise UnsupportedOperatorError(
+                f"{importer.where()} cannot be imported: {reason}"
+            ) from error
     return importer.names.apply(mod)
 
 
@@ -77,7 +82,9 @@ def _importer_class() -> type:
 
         def where(self) -> str:
             """Return the place of an error."""
-            return "the model" if self._node is None else "operator {} (node {!r})".format(*self._node)
+            return (
+                "the model" if self._node is None else "operator {} (node {!r})".format(*self._node)
+            )
 
         def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
             import onnx.numpy_helper
@@ -96,7 +103,9 @@ def _importer_class() -> type:
             if isinstance(result.ty, ir.TupleType) and not isinstance(result, relax.Tuple):
                 # Unpacked here, where the node is known; the base class would do it after this method.
                 whole = self.names.mark(self.bb, result, name)
-                result = relax.Tuple([relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))])
+                result = relax.Tuple(
+                    [relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))]
+                )
             return self.names.mark(self.bb, result, name)
 
     return NamedImporter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,13 @@ FOLD_BYTES = 1 << 20
 
 # The worker is run by its path with the parent's sys.path: importing it as part of the package would import TVM, and
 # running it as a script would put this folder, with its own onnx.py and torch.py, first on sys.path.
-_LAUNCH = "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+_LAUNCH = (
+    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
+
+#: How TVM prints an operator inside a message.
+_OPERATOR_REPR = re.compile(r'ir\.Op\(span=None.*?name="(?:relax\.)?([\w.]+)".*?support_level=\d+\)', re.DOTALL)
 
 
 class NativeFailure(Exception):
@@ -72,7 +79,9 @@ def _run(model: onnx.ModelProto, stage: str, seconds: int) -> onnx.ModelProto:
         raise NativeFailure(f"ONNX's {stage} step took more than {seconds} s") from None
     head, _, body = done.stdout.partition(b"\n")
     if done.returncode != 0 or not head:
-        reason = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        reason = (
+            f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        )
         raise NativeFailure(f"ONNX's {stage} step crashed on it ({reason})")
     header = json.loads(head)
     if header:
@@ -85,6 +94,7 @@ def _run(model: onnx.ModelProto, stage: str, seconds: int) -> onnx.ModelProto:
 
 def first_line(message: str, limit: int = 300) -> str:
     """Return what a native error message says, as one line of at most ``limit`` characters."""
+    message = _OPERATOR_REPR.sub(r"\1", message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = " ".join(lines[:2]) if lines and lines[0].endswith(":") else (lines[0] if lines else "")
     return text if len(text) <= limit else text[: limit - 3] + "..."

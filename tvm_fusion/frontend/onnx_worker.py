@@ -41,6 +41,9 @@ def main() -> None:
 def _check(model):
     import onnx
 
+    if not all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
+        # The checker wants shapes of outputs, which exporters may leave out.
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     onnx.checker.check_model(model)
     if model.functions:
         import onnx.inliner

@@ -30,13 +30,17 @@ def _bounded(operator: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> Callable[[ir.Ex
     def bound(value: ir.Expr, limit: Any) -> ir.Expr:
         if isinstance(limit, ir.Expr):
             return operator(value, limit)
-        return value if math.isinf(limit) else operator(value, relax.const(limit, str(value.ty.dtype)))
+        return (
+            value if math.isinf(limit) else operator(value, relax.const(limit, str(value.ty.dtype)))
+        )
 
     return bound
 
 
 def _pad(mode: str) -> Callable[..., ir.Expr]:
-    def pad(data: ir.Expr, before: Sequence[int], after: Sequence[int], value: Any = 0.0) -> ir.Expr:
+    def pad(
+        data: ir.Expr, before: Sequence[int], after: Sequence[int], value: Any = 0.0
+    ) -> ir.Expr:
         width = [int(n) for pair in zip(before, after, strict=True) for n in pair]
         number = float(value) if mode == "constant" and value is not None else 0.0
         return relax.op.nn.pad(data, width, pad_mode=mode, pad_value=number)

@@ -58,7 +58,9 @@ def load_json(
         mod = tvm.ir.load_json(text)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidModelError(f"{str(path)!r} does not hold a module saved by tvm.ir.save_json: {reason}") from None
+        raise InvalidModelError(
+            f"{str(path)!r} does not hold a module saved by tvm.ir.save_json: {reason}"
+        ) from None
     if not isinstance(mod, tvm.IRModule):
         raise InvalidModelError(f"{str(path)!r} holds a {type(mod).__name__}, not a Relax module")
     return from_relax(mod, dtype, shape=shape)
@@ -75,7 +77,9 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
     if "main" not in [gvar.name_hint for gvar in mod.get_global_vars()]:
         return mod  # canonicalize says so
     inputs = {param.name: param for param in mod["main"].params}
-    listing = "; the model's inputs are " + ", ".join(f"{name}={_describe(p)}" for name, p in inputs.items())
+    listing = "; the model's inputs are " + ", ".join(
+        f"{name}={_describe(p)}" for name, p in inputs.items()
+    )
     values: dict[object, int] = {}
     for name, given in shape.items():
         if name not in inputs:
@@ -86,9 +90,13 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
         for dim, size in zip(known.values, given, strict=True):
             if isinstance(dim, tvm.tirx.Var):
                 if values.setdefault(dim, int(size)) != size:
-                    raise ValueError(f"dimension {dim.name!r} is given both {values[dim]} and {size}{listing}")
+                    raise ValueError(
+                        f"dimension {dim.name!r} is given both {values[dim]} and {size}{listing}"
+                    )
             elif str(dim) != str(size):
-                raise ValueError(f"input {name!r} has a static shape that {tuple(given)} contradicts{listing}")
+                raise ValueError(
+                    f"input {name!r} has a static shape that {tuple(given)} contradicts{listing}"
+                )
     return relax.transform.BindSymbolicVars(values, "main")(mod) if values else mod
 
 

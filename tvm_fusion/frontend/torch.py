@@ -53,7 +53,9 @@ def load(
     try:
         from torch.export import ExportedProgram
     except ImportError:
-        raise FusionError("importing PyTorch programs needs torch: pip install 'tvm_fusion[torch]'") from None
+        raise FusionError(
+            "importing PyTorch programs needs torch: pip install 'tvm_fusion[torch]'"
+        ) from None
     from .torch_importer import import_program
 
     if not isinstance(program, ExportedProgram):
@@ -79,14 +81,26 @@ def _read(path: Path) -> torch.export.ExportedProgram:
             # Checksums first: torch reads the archive with native code that trusts it.
             damaged = archive.testzip()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise InvalidModelError(f"{str(path)!r} is not a .pt2 file, or it is truncated: {error}") from None
+        raise InvalidModelError(
+            f"{str(path)!r} is not a .pt2 file, or it is truncated: {error}"
+        ) from None
     if damaged is not None:
-        raise InvalidModelError(f"the part {damaged!r} of {str(path)!r} is damaged: export the model again")
+        raise InvalidModelError(
+            f"the part {damaged!r} of {str(path)!r} is damaged: export the model again"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.load(path)
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, OSError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        OSError,
+    ) as error:
         reason = str(error).strip().splitlines()
         raise InvalidModelError(
             f"{str(path)!r} is not a torch.export program that this torch reads: {reason[0] if reason else error!r}"

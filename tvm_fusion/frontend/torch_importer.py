@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..compat import ir, tvm
+from ..compat import ir, silent_native, tvm
 from ..errors import UnsupportedOperatorError
-from .naming import NodeNames
+from .naming import NodeNames, abandon
 from .onnx_native import first_line
 
 #: What TVM's converters raise on a node that they cannot take: there is no common base class.
@@ -32,7 +32,7 @@ def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
         If a node cannot be converted; the message names operator and node.
     """
     importer = _NamedImporter()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # torch deprecates its own internals while decomposing
         if all(tensor.layout is torch.strided for tensor in program.state_dict.values()):
             program = program.run_decompositions()
@@ -40,8 +40,12 @@ def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
         try:
             mod = importer.from_exported_program(program, False, True, False, None)
         except _CONVERTER_ERRORS as error:
+            if importer.block_builder is not None:
+                abandon(importer.block_builder)
             reason = first_line(str(error)) or type(error).__name__
-            raise UnsupportedOperatorError(f"{importer.where} cannot be imported: {reason}") from error
+            raise UnsupportedOperatorError(
+                f"{importer.where} cannot be imported: {reason}"
+            ) from error
     return importer.names.apply(mod)
 
 
@@ -52,7 +56,9 @@ class _NamedImporter(ExportedProgramImporter):
         super().__init__()
         self.names = NodeNames()
         self.where = "the program"
-        self.convert_map = {name: self._marking(convert) for name, convert in self.convert_map.items()}
+        self.convert_map = {
+            name: self._marking(convert) for name, convert in self.convert_map.items()
+        }
 
     def refuse_unknown(self, graph: fx.Graph) -> None:
         """Raise UnsupportedOperatorError naming every node that has no converter."""
@@ -76,7 +82,9 @@ class _NamedImporter(ExportedProgramImporter):
                 return self.names.mark(self.block_builder, result, name)
             if isinstance(result, tuple | list):
                 marked = [
-                    self.names.mark(self.block_builder, item, name) if isinstance(item, ir.Expr) else item
+                    self.names.mark(self.block_builder, item, name)
+                    if isinstance(item, ir.Expr)
+                    else item
                     for item in result
                 ]
                 return type(result)(marked)

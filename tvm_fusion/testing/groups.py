@@ -27,13 +27,17 @@ def group_module(shapes: Sequence[Sequence[int]], dtype: str, make: Make) -> tvm
     builder = BlockBuilder()
 
     def variables() -> list[relax.Var]:
-        return [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+        return [
+            relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)
+        ]
 
     inputs = variables()
     with builder.function("group", inputs, attrs={"Primitive": 1}, private=True):
         with builder.dataflow():
             made = make(builder, *inputs)
-            result = builder.emit_output(relax.Tuple(list(made)) if isinstance(made, list | tuple) else made)
+            result = builder.emit_output(
+                relax.Tuple(list(made)) if isinstance(made, list | tuple) else made
+            )
         builder.emit_func_output(result)
     group = builder.get().get_global_var("group")
     inputs = variables()
@@ -59,7 +63,9 @@ def with_group_function(mod: tvm.IRModule, func: tirx.PrimFunc) -> tvm.IRModule:
     return replaced
 
 
-def run_on_cpu(mod: tvm.IRModule, arrays: Sequence[np.ndarray], target: tvm.target.Target | str = "llvm") -> list:
+def run_on_cpu(
+    mod: tvm.IRModule, arrays: Sequence[np.ndarray], target: tvm.target.Target | str = "llvm"
+) -> list:
     """Compile a module for the CPU and return the results of ``main`` as numpy arrays."""
     machine = relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())
     result = machine["main"](*[tvm.runtime.tensor(array) for array in arrays])

@@ -49,7 +49,11 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
 
     model = onnx.load(str(light_model_path(name)))
     graph = model.graph
-    shapes = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.data_type == onnx.TensorProto.INT64}
+    shapes = {
+        t.name: onnx.numpy_helper.to_array(t)
+        for t in graph.initializer
+        if t.data_type == onnx.TensorProto.INT64
+    }
     filled = {
         node.output[0]: tuple(int(n) for n in shapes[node.input[0]])
         for node in graph.node
@@ -58,10 +62,16 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
     roles = _weight_roles(graph)
     generator = np.random.default_rng(seed)
     weights = [
-        onnx.numpy_helper.from_array(_weight(generator, shape, *roles.get(name, ("small", 1.0))), name)
+        onnx.numpy_helper.from_array(
+            _weight(generator, shape, *roles.get(name, ("small", 1.0))), name
+        )
         for name, shape in filled.items()
     ]
-    kept = [node for node in graph.node if node.op_type != "ConstantOfShape" or node.output[0] not in filled]
+    kept = [
+        node
+        for node in graph.node
+        if node.op_type != "ConstantOfShape" or node.output[0] not in filled
+    ]
     used = {name for node in kept for name in node.input}
     del graph.node[:]
     graph.node.extend(kept)
@@ -85,7 +95,10 @@ def _weight_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
     for node in graph.node:
         names = [source.get(name, name) for name in node.input]
         if node.op_type == "Conv":
-            roles[names[1]] = ("conv", np.sqrt(2.0) if _follows_relu(node.input[0], producer) else 1.0)
+            roles[names[1]] = (
+                "conv",
+                np.sqrt(2.0) if _follows_relu(node.input[0], producer) else 1.0,
+            )
         elif node.op_type == "Gemm":
             transposed = any(attr.name == "transB" and attr.i for attr in node.attribute)
             gain = 0.3 if node.output[0] in heads else np.sqrt(2.0)
@@ -94,10 +107,14 @@ def _weight_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
             roles.update({names[1]: ("scale", 1.0), names[4]: ("variance", 1.0)})
         elif node.op_type == "Mul":
             roles.setdefault(names[1], ("scale", 1.0))
-    norms = {node.output[0]: node.input[1] for node in graph.node if node.op_type == "BatchNormalization"}
+    norms = {
+        node.output[0]: node.input[1] for node in graph.node if node.op_type == "BatchNormalization"
+    }
     for node in graph.node:
         # A shortcut adds the variances of its branches: without a smaller scale there, 16 of them saturate softmax.
-        ends = [norms[name] for name in node.input if name in norms] if node.op_type == "Sum" else []
+        ends = (
+            [norms[name] for name in node.input if name in norms] if node.op_type == "Sum" else []
+        )
         roles.update(dict.fromkeys(ends, ("scale", 0.25 if len(ends) == 1 else 0.7)))
     return roles
 
@@ -105,21 +122,34 @@ def _weight_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
 def _follows_relu(value: str, producer: dict[str, onnx.NodeProto]) -> bool:
     """Return whether half of ``value`` is zero, which He's gain makes up for."""
     node = producer.get(value)
-    while node is not None and node.op_type in ("Concat", "Dropout", "LRN", "MaxPool", "Reshape", "Transpose"):
+    while node is not None and node.op_type in (
+        "Concat",
+        "Dropout",
+        "LRN",
+        "MaxPool",
+        "Reshape",
+        "Transpose",
+    ):
         node = producer.get(node.input[0])
     return node is not None and node.op_type == "Relu"
 
 
-def _weight(generator: np.random.Generator, shape: tuple[int, ...], role: str, gain: float) -> np.ndarray:
+def _weight(
+    generator: np.random.Generator, shape: tuple[int, ...], role: str, gain: float
+) -> np.ndarray:
     if role in ("scale", "variance"):
         return generator.uniform(0.8 * gain, 1.2 * gain, shape).astype("float32")
     if role == "small":
         return generator.uniform(-0.1, 0.1, shape).astype("float32")
     fan_in = {"conv": shape[1:], "gemm": shape[:1], "gemm_transposed": shape[1:]}[role]
-    return generator.standard_normal(shape, dtype="float32") * np.float32(gain / np.sqrt(np.prod(fan_in)))
+    return generator.standard_normal(shape, dtype="float32") * np.float32(
+        gain / np.sqrt(np.prod(fan_in))
+    )
 
 
-def random_constant(generator: np.random.Generator, *shape: int, gain: float = 1.0) -> ir.GenericConst:
+def random_constant(
+    generator: np.random.Generator, *shape: int, gain: float = 1.0
+) -> ir.GenericConst:
     """Return a float32 Relax constant of normally distributed numbers, scaled by ``gain``."""
     return relax.const(generator.standard_normal(shape, dtype="float32") * np.float32(gain))
 
@@ -176,7 +206,10 @@ def parallel_convs(
     height, width = (spatial, spatial) if isinstance(spatial, int) else spatial
     generator = np.random.default_rng(seed)
     names = ["data"] if shared_input else [f"data{i}" for i in range(n)]
-    data = [relax.Var(name, relax.TensorType((batch, in_channels, height, width), "float32")) for name in names]
+    data = [
+        relax.Var(name, relax.TensorType((batch, in_channels, height, width), "float32"))
+        for name in names
+    ]
     builder = BlockBuilder()
 
     def branch(i: int) -> relax.Var:
@@ -187,11 +220,17 @@ def parallel_convs(
             gain = np.sqrt(groups / (width_in * size * size))
             weight = random_constant(generator, out, width_in // groups, size, size, gain=gain)
             convolution = relax.op.nn.conv2d(
-                value, weight, strides=first_stride if level == 0 else 1, padding=size // 2, groups=groups
+                value,
+                weight,
+                strides=first_stride if level == 0 else 1,
+                padding=size // 2,
+                groups=groups,
             )
             value = builder.emit(convolution, f"conv{suffix}")
             if bias:
-                value = builder.emit(relax.op.add(value, random_constant(generator, 1, out, 1, 1)), f"bias{suffix}")
+                value = builder.emit(
+                    relax.op.add(value, random_constant(generator, 1, out, 1, 1)), f"bias{suffix}"
+                )
             if relu:
                 value = builder.emit(relax.op.nn.relu(value), f"relu{suffix}")
             width_in = out
@@ -205,7 +244,13 @@ def parallel_convs(
 
 
 def norm_relu_branches(
-    n: int, *, channels: int = 64, spatial: int = 56, batch: int = 1, shared_input: bool = False, seed: int = 0
+    n: int,
+    *,
+    channels: int = 64,
+    spatial: int = 56,
+    batch: int = 1,
+    shared_input: bool = False,
+    seed: int = 0,
 ) -> tvm.IRModule:
     """Return a canonical module of ``n`` independent branches of inference batch norm and ReLU (no convolution).
 
@@ -225,7 +270,13 @@ def norm_relu_branches(
                 mean = random_constant(generator, channels, gain=0.1)
                 variance = relax.const(generator.uniform(0.8, 1.2, channels).astype("float32"))
                 norm = relax.op.nn.batch_norm(
-                    data[0 if shared_input else i], scale, shift, mean, variance, axis=1, training=False
+                    data[0 if shared_input else i],
+                    scale,
+                    shift,
+                    mean,
+                    variance,
+                    axis=1,
+                    training=False,
                 )
                 whole = builder.emit(norm, f"statistics{i}")
                 value = builder.emit(relax.TupleGetItem(whole, 0), f"norm{i}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...compat import tvm
+from ...errors import InvalidModelError
 from .bind_weights import BindWeights
 from .compact_constants import CompactConstants
 from .convert_dtype import ConvertDtype
@@ -17,14 +18,28 @@ from .fold_scale_into_weights import FoldScaleIntoWeights
 from .merge_scale_shifts import MergeScaleShifts
 from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
+from .rewrite import bindings_of
 from .simplify_bias import SimplifyBias
 from .unstack_reductions import UnstackReductions
 
 __all__ = [
-    "CANONICAL_PASSES", "BindWeights", "CompactConstants", "ConvertDtype", "ConvertLayout", "DecomposeBatchNorm",
-    "FlattenBindings", "FoldConstants", "FoldPadding", "FoldScaleIntoWeights", "MergeScaleShifts", "RemoveNoOps", "ReplaceReshapes", "SimplifyBias", "UnstackReductions",
+    "CANONICAL_PASSES",
+    "BindWeights",
+    "CompactConstants",
+    "ConvertDtype",
+    "ConvertLayout",
+    "DecomposeBatchNorm",
+    "FlattenBindings",
+    "FoldConstants",
+    "FoldPadding",
+    "FoldScaleIntoWeights",
+    "MergeScaleShifts",
+    "RemoveNoOps",
+    "ReplaceReshapes",
+    "SimplifyBias",
+    "UnstackReductions",
     "canonicalize",
-]  # fmt: skip
+]
 
 #: The dtypes that a model can be converted to.
 DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
@@ -82,4 +97,8 @@ def canonicalize(
         passes += [ConvertLayout(), RemoveNoOps()]
     for transform in passes:
         mod = transform(mod)
+    if not bindings_of(mod["main"]):
+        raise InvalidModelError(
+            "the model computes nothing: every output is an input or a constant"
+        )
     return mod

@@ -37,7 +37,9 @@ class BindWeights:
         count = int(attrs.get("num_input", len(func.params)))
         values: dict[relax.Var, ir.Expr] = {}
         if given is not None and not count < len(func.params):
-            raise ValueError("the module has no weight parameters: every parameter of main is an input")
+            raise ValueError(
+                "the module has no weight parameters: every parameter of main is an input"
+            )
         if given is not None:
             values = _pair(func.params[count:], given)
         mod = _Binder(values).transform(mod)
@@ -45,22 +47,35 @@ class BindWeights:
         attrs.pop("params", None)
         attrs["num_input"] = len(func.params)
         return with_main(
-            mod, relax.Function(func.params, func.body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs), func.span)
+            mod,
+            relax.Function(
+                func.params, func.body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs), func.span
+            ),
         )
 
 
-def _pair(weights: Sequence[relax.Var], given: Mapping[str, object] | Sequence[object]) -> dict[relax.Var, ir.Expr]:
+def _pair(
+    weights: Sequence[relax.Var], given: Mapping[str, object] | Sequence[object]
+) -> dict[relax.Var, ir.Expr]:
     by_name = isinstance(given, Mapping) or hasattr(given, "items")
     if not by_name and len(given) != len(weights):
-        raise ValueError(f"main has {len(weights)} weight parameters, but {len(given)} values were given")
+        raise ValueError(
+            f"main has {len(weights)} weight parameters, but {len(given)} values were given"
+        )
     values = {}
     for position, var in enumerate(weights):
         if by_name and var.name not in given:
             raise ValueError(f"no value given for the weight parameter {var.name!r}")
         value = given[var.name] if by_name else given[position]
-        const = value if isinstance(value, ir.Expr) and is_constant(value) else relax.const(_tensor(value))
+        const = (
+            value
+            if isinstance(value, ir.Expr) and is_constant(value)
+            else relax.const(_tensor(value))
+        )
         if const.ty.dtype != var.ty.dtype or not _fits(const, var):
-            raise ValueError(f"the value of weight parameter {var.name!r} has type {const.ty}, expected {var.ty}")
+            raise ValueError(
+                f"the value of weight parameter {var.name!r} has type {const.ty}, expected {var.ty}"
+            )
         values[var] = const
     return values
 

@@ -27,7 +27,9 @@ class _Rewriter(BindingRewriter):
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
         if op_name(value) not in BINARY or not any(is_constant(arg) for arg in value.args):
             return value
-        return compact_operands(self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None)
+        return compact_operands(
+            self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None
+        )
 
 
 def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | None]) -> ir.Call:
@@ -50,7 +52,11 @@ def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | N
         small = array if other is None or shape is None else _compact(array, other)
         if small.shape != array.shape or not is_constant(arg):
             args[i] = to_constant(small)
-    return call if all(a is b for a, b in zip(args, call.args, strict=True)) else with_args(call, *args)
+    return (
+        call
+        if all(a is b for a, b in zip(args, call.args, strict=True))
+        else with_args(call, *args)
+    )
 
 
 def _compact(array: np.ndarray, other: tuple[int, ...]) -> np.ndarray:

@@ -76,7 +76,12 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     target = np_dtype(dtype)
     if array.dtype == target:
         return array
-    if array.size and is_float(dtype) and is_float(str(array.dtype)) and target.itemsize < array.dtype.itemsize:
+    if (
+        array.size
+        and is_float(dtype)
+        and is_float(str(array.dtype))
+        and target.itemsize < array.dtype.itemsize
+    ):
         limit = _finite_max(dtype)
         if not (array.min() >= -limit and array.max() <= limit):  # NaN comes here too
             clipped = np.clip(array, -limit, limit)

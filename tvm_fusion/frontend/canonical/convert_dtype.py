@@ -27,7 +27,9 @@ class ConvertDtype:
 
     def __init__(self, dtype: str) -> None:
         if dtype not in (*CONVERTED, "float64"):
-            raise ValueError(f"dtype must be one of {', '.join(CONVERTED)} or float64, got {dtype!r}")
+            raise ValueError(
+                f"dtype must be one of {', '.join(CONVERTED)} or float64, got {dtype!r}"
+            )
         self.dtype = dtype
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

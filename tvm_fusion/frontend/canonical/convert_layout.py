@@ -9,7 +9,7 @@ import numpy as np
 from ...compat import ir, relax, tvm
 from .constants import is_constant, to_constant, to_numpy
 from .remove_no_ops import permutation
-from .rewrite import BindingRewriter, op_name, static_shape, substitute, variables
+from .rewrite import BindingRewriter, bindings_of, op_name, static_shape, substitute, variables
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.ConvertLayout")
@@ -38,10 +38,16 @@ class LayoutRewriter(BindingRewriter):
         super().__init__()
         self._physical: dict[relax.Var, ir.Expr] = {}  # placeholder -> the channels-last value
         self._restored: dict[relax.Var, ir.Expr] = {}  # placeholder -> the value transposed back
-        self._transposed: dict[relax.Var, ir.Expr] = {}  # plain value -> the value transposed to channels-last
-        self.flattened: dict[relax.Var, tuple[int, int, int]] = {}  # flattened channels-last value -> its (C, H, W)
-        self.consumers: dict[relax.Var, list[ir.Expr]] = {}  # by the variables of the given function
-        values = [binding.value for binding in func.body.blocks[0].bindings]
+        self._transposed: dict[
+            relax.Var, ir.Expr
+        ] = {}  # plain value -> the value transposed to channels-last
+        self.flattened: dict[
+            relax.Var, tuple[int, int, int]
+        ] = {}  # flattened channels-last value -> its (C, H, W)
+        self.consumers: dict[
+            relax.Var, list[ir.Expr]
+        ] = {}  # by the variables of the given function
+        values = [binding.value for binding in bindings_of(func)]
         for value in [*values, func.body.body]:
             for var in variables(value):
                 self.consumers.setdefault(var, []).append(value)

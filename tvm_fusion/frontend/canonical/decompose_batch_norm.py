@@ -6,7 +6,7 @@ import numpy as np
 
 from ...compat import ir, relax, tvm
 from .constants import is_constant, to_constant, to_numpy, widen
-from .rewrite import BindingRewriter, dtype_of, op_name
+from .rewrite import BindingRewriter, dtype_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.DecomposeBatchNorm")
@@ -26,7 +26,11 @@ class _Rewriter(BindingRewriter):
         if not isinstance(value, relax.TupleGetItem):
             return value
         norm = self.producer(value.tuple_value, "nn.batch_norm")
-        if norm is None or norm.attrs.training or not all(is_constant(arg) for arg in norm.args[1:5]):
+        if (
+            norm is None
+            or norm.attrs.training
+            or not all(is_constant(arg) for arg in norm.args[1:5])
+        ):
             return value
         data, *statistics = norm.args[:5]
         if value.index > 0:

@@ -16,10 +16,14 @@ class FlattenBindings:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        relax_names = [gv.name_hint for gv, f in mod.functions.items() if isinstance(f, relax.Function)]
+        relax_names = [
+            gv.name_hint for gv, f in mod.functions.items() if isinstance(f, relax.Function)
+        ]
         if "main" not in relax_names:
             found = ", ".join(relax_names) or "no Relax function"
-            raise InvalidModelError(f'the module must have a Relax function named "main" (it has {found})')
+            raise InvalidModelError(
+                f'the module must have a Relax function named "main" (it has {found})'
+            )
         if len(relax_names) > 1:
             mod = relax.transform.InlinePrivateFunctions()(mod)
         func = _Flattener().flatten(mod["main"])
@@ -65,13 +69,18 @@ class _Flattener:
             return self._emit(self._call(expr, name), name)
         if isinstance(expr, relax.If | relax.Function):
             raise UnsupportedOperatorError(
-                f"operator {type(expr).__name__} (node {name!r}) is not supported: export the model without control flow"
+                f"operator {type(expr).__name__} (node {name!r}) is not supported: export the model "
+                "without control flow"
             )
         return expr
 
     def _call(self, call: ir.Call, name: str) -> ir.Call:
         if not isinstance(call.op, ir.Op):
-            callee = getattr(call.op, "name_hint", None) or getattr(call.op, "global_symbol", None) or str(call.op)
+            callee = (
+                getattr(call.op, "name_hint", None)
+                or getattr(call.op, "global_symbol", None)
+                or str(call.op)
+            )
             raise UnsupportedOperatorError(
                 f"node {name!r} calls the function {callee!r} instead of an operator: import the module before "
                 "LegalizeOps, FuseOps or any other lowering"

@@ -8,7 +8,16 @@ import numpy as np
 
 from ...compat import ir, relax, tirx, tvm
 from .compact_constants import compact_operands
-from .constants import cast, check_size, is_constant, is_float, np_dtype, to_constant, to_numpy, widen
+from .constants import (
+    cast,
+    check_size,
+    is_constant,
+    is_float,
+    np_dtype,
+    to_constant,
+    to_numpy,
+    widen,
+)
 from .elementwise import BINARY, UNARY
 from .remove_no_ops import permutation
 from .rewrite import BindingRewriter, dtype_of, op_name, static_shape, substitute, variables
@@ -32,7 +41,9 @@ class FoldConstants:
 class _Rewriter(BindingRewriter):
     def __init__(self) -> None:
         super().__init__()
-        self._arrays: dict[relax.Var, np.ndarray] = {}  # folded values, by the placeholder that stands for them
+        self._arrays: dict[
+            relax.Var, np.ndarray
+        ] = {}  # folded values, by the placeholder that stands for them
         self._constants: dict[relax.Var, ir.GenericConst] = {}
 
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
@@ -69,7 +80,9 @@ class _Rewriter(BindingRewriter):
         for arg in call.args:
             fields = arg.fields if isinstance(arg, relax.Tuple) else [arg]
             arrays = [self.array(field) for field in fields]
-            if isinstance(arg, relax.ShapeExpr) or not all(isinstance(f.ty, relax.TensorType) for f in fields):
+            if isinstance(arg, relax.ShapeExpr) or not all(
+                isinstance(f.ty, relax.TensorType) for f in fields
+            ):
                 continue  # shapes and integers: the rule reads them from the type
             if any(array is None for array in arrays):
                 return None
@@ -82,12 +95,16 @@ class _Rewriter(BindingRewriter):
         arrays = rule(typed, operands)
         if arrays is None:
             return None
-        placeholders = [self._placeholder(name, a, ty) for a, ty in zip(arrays, results, strict=True)]
+        placeholders = [
+            self._placeholder(name, a, ty) for a, ty in zip(arrays, results, strict=True)
+        ]
         return relax.Tuple(placeholders) if is_tuple else placeholders[0]
 
     def _placeholder(self, name: str, array: np.ndarray, ty: relax.TensorType) -> relax.Var:
         var = relax.DataflowVar(name, ty)
-        self._arrays[var] = array if array.dtype == np_dtype(str(ty.dtype)) else cast(array, str(ty.dtype))
+        self._arrays[var] = (
+            array if array.dtype == np_dtype(str(ty.dtype)) else cast(array, str(ty.dtype))
+        )
         return var
 
 

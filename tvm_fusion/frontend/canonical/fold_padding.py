@@ -20,18 +20,24 @@ class _Rewriter(BindingRewriter):
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
         if op_name(value) not in _CONVOLUTIONS:
             return value
-        pad = self.producer(value.args[0], "nn.pad")
-        if pad is None or str(pad.attrs.pad_mode) != "constant" or float(pad.attrs.pad_value) != 0.0:
-            return value
-        layout = str(value.attrs.data_layout)
-        width = [int(n) for n in pad.attrs.pad_width]
-        if len(width) != 2 * len(layout) or min(width) < 0:
-            return value
-        pairs = {letter: width[2 * i : 2 * i + 2] for i, letter in enumerate(layout)}
-        if any(pairs["N"]) or any(pairs["C"]):
-            return value
-        spatial = [pair for letter, pair in pairs.items() if letter not in "NC"]
-        added = [pair[0] for pair in spatial] + [pair[1] for pair in spatial]
-        padding = [int(n) for n in value.attrs.padding]
-        total = [a + b for a, b in zip(padding, added, strict=True)]
-        return with_attrs(with_args(value, pad.args[0], value.args[1]), padding=total)
+        added = _spatial_zeros(self.producer(value.args[0], "nn.pad"), str(value.attrs.data_layout))
+        while added is not None:  # auto_pad behind an explicit Pad gives two
+            pad = self.producer(value.args[0])
+            padding = [a + int(b) for a, b in zip(added, value.attrs.padding, strict=True)]
+            value = with_attrs(with_args(value, pad.args[0], value.args[1]), padding=padding)
+            added = _spatial_zeros(self.producer(value.args[0], "nn.pad"), str(value.attrs.data_layout))
+        return value
+
+
+def _spatial_zeros(pad: ir.Call | None, layout: str) -> list[int] | None:
+    """Return what a ``nn.pad`` adds (all befores, then all afters), or None when it is not zeros around H and W."""
+    if pad is None or str(pad.attrs.pad_mode) != "constant" or float(pad.attrs.pad_value) != 0.0:
+        return None
+    width = [int(n) for n in pad.attrs.pad_width]
+    if len(width) != 2 * len(layout) or min(width) < 0:
+        return None
+    pairs = {letter: width[2 * i : 2 * i + 2] for i, letter in enumerate(layout)}
+    if any(pairs["N"]) or any(pairs["C"]):
+        return None
+    spatial = [pair for letter, pair in pairs.items() if letter not in "NC"]
+    return [pair[0] for pair in spatial] + [pair[1] for pair in spatial]

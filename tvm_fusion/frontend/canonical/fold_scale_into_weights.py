@@ -35,7 +35,11 @@ class _Rewriter(BindingRewriter):
                 return self.emit(value.args[0].name, with_args(anchor, anchor.args[0], weight))
         elif op in _CONVOLUTIONS or op == "matmul":
             product = self.producer(value.args[0], "multiply")
-            if product is not None and is_constant(product.args[1]) and self.single_use(value.args[0]):
+            if (
+                product is not None
+                and is_constant(product.args[1])
+                and self.single_use(value.args[0])
+            ):
                 weight = _scaled_inputs(self.typed(value), product.args[1])
                 if weight is not None:
                     return with_args(value, product.args[0], weight)
@@ -111,7 +115,9 @@ def _along(vector: np.ndarray, axis: int, ndim: int) -> np.ndarray:
     return vector.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
-def _round(array: np.ndarray, weight: ir.GenericConst, scale: ir.GenericConst) -> ir.GenericConst | None:
+def _round(
+    array: np.ndarray, weight: ir.GenericConst, scale: ir.GenericConst
+) -> ir.GenericConst | None:
     dtype = dtype_of(weight)
     if dtype != dtype_of(scale) or not np.isfinite(cast(array, dtype)).all():
         return None

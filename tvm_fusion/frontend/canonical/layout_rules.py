@@ -50,8 +50,10 @@ def _elementwise(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None
             args.append(arg)
         elif rank < ranks[0] and static_shape(arg) is not None:
             full = [1] * (ranks[0] - rank) + list(static_shape(arg))
-            aligned = to_constant(to_numpy(arg).reshape(full)) if is_constant(arg) else rw.emit(
-                name, relax.op.reshape(arg, full)
+            aligned = (
+                to_constant(to_numpy(arg).reshape(full))
+                if is_constant(arg)
+                else rw.emit(name, relax.op.reshape(arg, full))
             )
             args.append(rw.last(aligned, name))
         elif rank == ranks[0]:
@@ -65,7 +67,11 @@ def _pool(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
     data = call.args[0]
     layout = {4: "NCHW", 5: "NCDHW"}.get(data.ty.ndim)
     out_layout = getattr(call.attrs, "out_layout", None)
-    if not rw.is_last(data) or str(call.attrs.layout) != layout or str(out_layout or layout) != layout:
+    if (
+        not rw.is_last(data)
+        or str(call.attrs.layout) != layout
+        or str(out_layout or layout) != layout
+    ):
         return None
     new = "".join(layout[axis] for axis in last_order(len(layout)))
     changes = {"layout": new} if out_layout is None else {"layout": new, "out_layout": new}
@@ -100,11 +106,15 @@ def _reduce(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
         return None
     ndim = data.ty.ndim
     order = last_order(ndim)
-    axes = range(ndim) if call.attrs.axis is None else [int(axis) % ndim for axis in call.attrs.axis]
+    axes = (
+        range(ndim) if call.attrs.axis is None else [int(axis) % ndim for axis in call.attrs.axis]
+    )
     kept = [axis for axis in order if axis not in axes]
     if not call.attrs.keepdims and kept != sorted(kept):
         return None  # the remaining axes would come out in another order
-    result = with_args(with_attrs(call, axis=sorted(order.index(axis) for axis in axes)), rw.last(data, name))
+    result = with_args(
+        with_attrs(call, axis=sorted(order.index(axis) for axis in axes)), rw.last(data, name)
+    )
     return rw.placeholder(name, result) if call.attrs.keepdims else result
 
 
@@ -124,14 +134,18 @@ def _pad(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
     if len(width) != 2 * data.ty.ndim:
         return None
     moved = [n for axis in last_order(data.ty.ndim) for n in width[2 * axis : 2 * axis + 2]]
-    return rw.placeholder(name, with_args(with_attrs(call, pad_width=moved), rw.last(data, name), *call.args[1:]))
+    return rw.placeholder(
+        name, with_args(with_attrs(call, pad_width=moved), rw.last(data, name), *call.args[1:])
+    )
 
 
 def _resize(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
     data = call.args[0]
     if not rw.is_last(data) or str(call.attrs.layout) != "NCHW":
         return None
-    return rw.placeholder(name, with_args(with_attrs(call, layout="NHWC"), rw.last(data, name), *call.args[1:]))
+    return rw.placeholder(
+        name, with_args(with_attrs(call, layout="NHWC"), rw.last(data, name), *call.args[1:])
+    )
 
 
 def _reshape(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
@@ -141,7 +155,9 @@ def _reshape(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
         return None
     physical = rw.last(data, name)
     if len(after) >= 4 and (before[0], before[-2:]) == (after[0], after[-2:]):
-        return rw.placeholder(name, relax.op.reshape(physical, [after[axis] for axis in last_order(len(after))]))
+        return rw.placeholder(
+            name, relax.op.reshape(physical, [after[axis] for axis in last_order(len(after))])
+        )
     if before[-2:] == (1, 1) or int(np.prod(before[1:-2])) == 1:
         return relax.op.reshape(physical, after)  # the elements are in the same order either way
     if len(before) == 4 and len(after) == 2 and after[0] == before[0] and _feeds_dense(rw):
@@ -193,7 +209,12 @@ def _slice(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
     order = last_order(data.ty.ndim)
     moved = [order.index(int(axis) % data.ty.ndim) for axis in axes.fields]
     sliced = relax.op.strided_slice(
-        rw.last(data, name), moved, begin, end, *strides, assume_inbound=bool(call.attrs.assume_inbound)
+        rw.last(data, name),
+        moved,
+        begin,
+        end,
+        *strides,
+        assume_inbound=bool(call.attrs.assume_inbound),
     )
     return rw.placeholder(name, sliced)
 
@@ -209,7 +230,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_UNARY, _same_layout),
     **dict.fromkeys((*BINARY, "where"), _elementwise),
     **dict.fromkeys(
-        ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "nn.max_pool3d", "nn.avg_pool3d"), _pool
+        (
+            "nn.max_pool2d",
+            "nn.avg_pool2d",
+            "nn.adaptive_avg_pool2d",
+            "nn.max_pool3d",
+            "nn.avg_pool3d",
+        ),
+        _pool,
     ),
     **dict.fromkeys(("sum", "mean", "max", "min", "prod"), _reduce),
     **dict.fromkeys(("nn.softmax", "nn.log_softmax"), _softmax),

@@ -41,13 +41,20 @@ class _Rewriter(BindingRewriter):
         chain = [step]
         while self.single_use(chain[-1].base):
             base = chain[-1].base
-            inner = self._step(base.name, self.producer(base)) if isinstance(base, relax.Var) else None
+            inner = (
+                self._step(base.name, self.producer(base)) if isinstance(base, relax.Var) else None
+            )
             if inner is None:
                 break
             chain.append(inner)
         if len(chain) == 1 and not _wants_rewrite(value):
             return value
-        if len(chain) == 2 and chain[0].scale is None and chain[1].shift is None and not _wants_rewrite(value):
+        if (
+            len(chain) == 2
+            and chain[0].scale is None
+            and chain[1].shift is None
+            and not _wants_rewrite(value)
+        ):
             return value  # already one multiplication and one addition
         return self._merge(name, value, chain[::-1])
 

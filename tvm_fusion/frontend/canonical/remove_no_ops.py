@@ -98,7 +98,11 @@ class _Rewriter(BindingRewriter):
         if static_shape(call.args[0]) is None or not same_type(self.typed(call), call.args[0]):
             return call
         strides = call.args[4] if len(call.args) > 4 else None
-        values = [] if strides is None else [getattr(v, "value", v) for v in getattr(strides, "fields", [])]
+        values = (
+            []
+            if strides is None
+            else [getattr(v, "value", v) for v in getattr(strides, "fields", [])]
+        )
         return call.args[0] if all(isinstance(v, int) and v > 0 for v in values) else call
 
     def pad(self, call: ir.Call) -> ir.Expr:

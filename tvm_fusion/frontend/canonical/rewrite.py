@@ -66,13 +66,15 @@ class BindingRewriter:
         """Return a copy of ``mod`` with ``main`` rewritten."""
         gvar = mod.get_global_var("main")
         func = mod[gvar]
-        block, result = func.body.blocks[0], func.body.body
-        counts = Counter(var for b in block.bindings for var in variables(b.value))
+        bindings, result = bindings_of(func), func.body.body
+        counts = Counter(var for b in bindings for var in variables(b.value))
         counts.update(variables(result))
         for param in func.params:
             self._bind(param, self.visit_param(param), counts)
-        params = [self._map[param] for param in func.params if isinstance(self._map[param], relax.Var)]
-        for binding in block.bindings:
+        params = [
+            self._map[param] for param in func.params if isinstance(self._map[param], relax.Var)
+        ]
+        for binding in bindings:
             value = binding.value
             new = self.substitute(value)
             if isinstance(new, ir.Call | relax.TupleGetItem):
@@ -99,6 +101,11 @@ class BindingRewriter:
     def substitute(self, expr: ir.Expr) -> ir.Expr:
         """Return ``expr`` over the new variables; the same object when nothing in it changed."""
         return substitute(expr, self._map)
+
+
+def bindings_of(func: relax.Function) -> list[relax.Binding]:
+    """Return the bindings of all blocks (TVM drops the block of a function without bindings)."""
+    return [binding for block in func.body.blocks for binding in block.bindings]
 
 
 def op_name(expr: Any) -> str | None:
@@ -140,7 +147,11 @@ def substitute(expr: ir.Expr, mapping: Mapping[relax.Var, ir.Expr]) -> ir.Expr:
         value = substitute(expr.tuple_value, mapping)
         if value.same_as(expr.tuple_value):
             return expr
-        return value.fields[expr.index] if isinstance(value, relax.Tuple) else relax.TupleGetItem(value, expr.index)
+        return (
+            value.fields[expr.index]
+            if isinstance(value, relax.Tuple)
+            else relax.TupleGetItem(value, expr.index)
+        )
     return expr
 
 
@@ -160,7 +171,9 @@ def with_args(call: ir.Call, *args: ir.Expr) -> ir.Call:
 def static_shape(expr: ir.Expr) -> tuple[int, ...] | None:
     """Return the shape of a tensor as integers, or None when a dimension (or the rank) is unknown."""
     shape = getattr(expr.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, tirx.IntImm) for d in shape.values):
+    if not isinstance(shape, relax.ShapeExpr) or not all(
+        isinstance(d, tirx.IntImm) for d in shape.values
+    ):
         return None
     return tuple(int(d) for d in shape.values)
 
@@ -178,12 +191,17 @@ def same_type(a: ir.Expr, b: ir.Expr) -> bool:
 
 def with_main(mod: tvm.IRModule, func: relax.Function) -> tvm.IRModule:
     """Return a copy of ``mod`` whose ``main`` is ``func``."""
-    functions = {gvar: func if gvar.name_hint == "main" else other for gvar, other in mod.functions.items()}
+    functions = {
+        gvar: func if gvar.name_hint == "main" else other for gvar, other in mod.functions.items()
+    }
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _finish(
-    func: relax.Function, params: list[relax.Var], bindings: dict[relax.Var, ir.Expr], outputs: ir.Expr
+    func: relax.Function,
+    params: list[relax.Var],
+    bindings: dict[relax.Var, ir.Expr],
+    outputs: ir.Expr,
 ) -> relax.Function:
     """Drop dead bindings and rebuild the function around the rest."""
     live = set(variables(outputs))

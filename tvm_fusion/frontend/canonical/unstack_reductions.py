@@ -34,15 +34,23 @@ class _Rewriter(BindingRewriter):
         if op not in _PAIRWISE:
             return value
         stacked = self.producer(value.args[0])
-        if op_name(stacked) not in ("stack", "concat") or not isinstance(stacked.args[0], relax.Tuple):
+        if op_name(stacked) not in ("stack", "concat") or not isinstance(
+            stacked.args[0], relax.Tuple
+        ):
             return value
         ndim = value.args[0].ty.ndim
         axis = (0 if stacked.attrs.axis is None else int(stacked.attrs.axis)) % ndim
         axes = value.attrs.axis
-        if axes is None or [int(a) % ndim for a in axes] != [axis] or len(stacked.args[0].fields) < 1:
+        if (
+            axes is None
+            or [int(a) % ndim for a in axes] != [axis]
+            or len(stacked.args[0].fields) < 1
+        ):
             return value
         parts = list(stacked.args[0].fields)
-        if op_name(stacked) == "concat" and any((static_shape(p) or (0,) * ndim)[axis] != 1 for p in parts):
+        if op_name(stacked) == "concat" and any(
+            (static_shape(p) or (0,) * ndim)[axis] != 1 for p in parts
+        ):
             return value
         result = self.typed(value)
         shape = getattr(result.ty, "shape", None)
@@ -50,6 +58,8 @@ class _Rewriter(BindingRewriter):
             return value
         total = reduce(lambda a, b: self.emit(name, _PAIRWISE[op](a, b)), parts)
         if op == "mean":
-            total = self.emit(name, relax.op.divide(total, relax.const(len(parts), dtype_of(total))))
+            total = self.emit(
+                name, relax.op.divide(total, relax.const(len(parts), dtype_of(total)))
+            )
         same_rank = op_name(stacked) == ("concat" if value.attrs.keepdims else "stack")
         return total if same_rank else relax.op.reshape(total, shape)

@@ -1,0 +1,214 @@
+"""Compilation: numbers, kernel counts, export, plain TVM, failures that leave a group out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tvm_fusion as tf
+from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan
+from tvm_fusion.compat import tvm
+from tvm_fusion.errors import InvalidModelError, LoweringError, TargetError
+from tvm_fusion.planner import Rejection
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
+from tvm_fusion.transform import schedule_groups
+
+
+def residual():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 9, 9))
+    y = b.relu("r1", b.bias("b1", b.conv("c1", x, 8)))
+    return b.finish(b.relu("r2", b.add("add", b.bias("b2", b.conv("c2", y, 8)), x)))
+
+
+def data(module, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal([int(d) for d in p.ty.shape]).astype(str(p.ty.dtype)) for p in module["main"].params]
+
+
+def test_compiled_model_runs_and_names_its_templates():
+    compiled = tf.compile(residual(), "llvm")
+    assert all(g.template for g in compiled.plan.groups)
+    (out,) = compiled(*data(residual()))
+    assert out.shape == (1, 8, 9, 9) and np.isfinite(out).all()
+
+
+def test_one_call_per_group():
+    module = residual()
+    plan = tf.plan(module, "llvm")
+    lowered = lower_plan(module, plan, parse_target("llvm"))
+    assert len(kernel_calls(lowered.mod)) == plan.totals.launches_after == 2
+
+
+def test_several_outputs():
+    module = parallel_convs(3, channels=4, outputs=[2, 4, 6], spatial=7, relu=True, join=None)
+    outs = tf.compile(module, "llvm")(*data(module))
+    assert [o.shape[1] for o in outs] == [2, 4, 6]
+
+
+def test_the_library_runs_with_plain_tvm(tmp_path):
+    module, path = residual(), tmp_path / "model.so"
+    compiled = tf.compile(module, "llvm", verify=False)
+    compiled.export(path)
+    x = data(module)
+    np.save(tmp_path / "x.npy", x[0])
+    np.save(tmp_path / "y.npy", compiled(*x)[0])
+    script = (
+        "import sys, numpy as np, tvm\n"
+        "from tvm import relax\n"
+        f"vm = relax.VirtualMachine(tvm.runtime.load_module({str(path)!r}), tvm.cpu())\n"
+        f"y = vm['main'](tvm.runtime.tensor(np.load({str(tmp_path / 'x.npy')!r}))).numpy()\n"
+        f"assert np.array_equal(y, np.load({str(tmp_path / 'y.npy')!r}))\n"
+        "assert not any(name.startswith('tvm_fusion') for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_load_gives_the_same_model_back(tmp_path):
+    module, path = residual(), tmp_path / "model.so"
+    compiled = tf.compile(module, "llvm", verify=False)
+    compiled.export(path)
+    loaded = tf.load(path)
+    assert loaded.signature == compiled.signature
+    assert np.array_equal(loaded(*data(module))[0], compiled(*data(module))[0])
+
+
+def test_bad_libraries_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        tf.load(tmp_path / "none.so")
+    junk = tmp_path / "junk.so"
+    junk.write_bytes(b"not a library")
+    with pytest.raises(InvalidModelError, match="not a compiled library"):
+        tf.load(junk)
+    junk.write_bytes(b"\x7fELF" + b"\0" * 200)
+    with pytest.raises(InvalidModelError, match="cannot be loaded"):
+        tf.load(junk)
+
+
+def test_wrong_inputs_are_refused_before_compiled_code_sees_them():
+    compiled = tf.compile(residual(), "llvm", verify=False)
+    x = data(residual())[0]
+    with pytest.raises(ValueError, match="takes 1 inputs"):
+        compiled()
+    with pytest.raises(TypeError, match="must be float32, got float64"):
+        compiled(x.astype("float64"))
+    with pytest.raises(ValueError, match=r"must have shape \[1, 8, 9, 9\]"):
+        compiled(x[:, :4])
+
+
+def test_a_group_without_a_template_is_left_out(monkeypatch):
+    real = schedule_groups.schedule
+
+    def picky(func, target):
+        if int(func.attrs.get("tvm_fusion.depth", 0)) == 4:
+            raise LoweringError("no schedule template makes one kernel of it")
+        return real(func, target)
+
+    monkeypatch.setattr(schedule_groups, "schedule", picky)
+    module = residual()
+    with pytest.warns(RuntimeWarning, match="fused_vertical_1 is left unfused"):
+        compiled = tf.compile(module, "llvm", verify=False)
+    assert [g.id for g in compiled.plan.groups] == ["fused_vertical_0"]
+    assert compiled.plan.rejected[-1].reason == "no_template"
+    assert compiled.plan.totals.launches_after == 1 + 4
+    with pytest.raises(LoweringError, match="left unfused"):
+        tf.compile(module, "llvm", verify=False, strict=True)
+
+
+def test_dropping_a_group_puts_its_numbers_back():
+    plan = tf.plan(residual(), "llvm")
+    refusals = {
+        g.id: Rejection(g.strategy, g.nodes, "illegal", "numerics", {}, "wrong") for g in plan.groups
+    }
+    totals = drop_groups(plan, refusals).totals
+    assert totals.launches_after == totals.launches_before
+    assert totals.bytes_after == totals.bytes_before
+    assert totals.predicted_us_after == pytest.approx(totals.predicted_us_before)
+
+
+def test_a_module_that_is_not_canonical_is_cleaned_up():
+    from tvm_fusion.compat import relax
+
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    doubled = b.op("same", relax.op.reshape(x, (1, 8, 6, 6)))
+    plan = tf.plan(b.finish(b.relu("relu", b.conv("conv", doubled, 8))), "llvm")
+    assert [g.nodes for g in plan.groups] == [("conv", "relu")]
+
+
+def test_a_symbolic_batch_compiles_ungrouped():
+    b = ModuleBuilder()
+    x = b.input("x", (tvm.tirx.Var("n", "int64"), 16))
+    module = b.finish(b.relu("r2", b.relu("r1", x)))
+    compiled = tf.compile(module, "llvm")
+    assert not compiled.plan.groups
+    assert {u.reason for u in compiled.plan.ungrouped} == {"dynamic_shape"}
+    assert compiled(np.ones((3, 16), "float32"))[0].shape == (3, 16)
+
+
+@pytest.mark.skipif(tvm.cuda(0).exist, reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_a_clear_error():
+    with pytest.raises(TargetError):
+        tf.compile(residual(), "cuda")
+
+
+def kernels(compiled):
+    source = "\n".join(compiled.cuda_sources())
+    return set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", source))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a"])
+def test_the_four_convolutions_are_one_cuda_kernel(arch):
+    for options in ({"dtype": "float16"}, {"relu": True}):
+        compiled = tf.compile(parallel_convs(4, **options), f"cuda:{arch}", verify=False)
+        assert len(kernels(compiled)) == 1
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"members": 7, "relu": True}, 2),
+        ({"members": 8, "relu": True}, 2),
+        ({"members": 2, "relu": True, "separate": True, "join": None}, 1),
+        ({"members": 2, "relu": True, "separate": True, "join": "concat"}, 1),
+        ({"members": 2, "relu": True, "separate": True}, 1),
+        ({"members": 3, "relu": True, "outputs": [24, 8, 40], "join": None, "kernel": 1}, 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_kernel_counts_of_horizontal_groups(options, count, dtype):
+    layout = "NCHW" if dtype == "float32" else "NHWC"
+    module = parallel_convs(channels=16, spatial=20, dtype=dtype, layout=layout, **options)
+    assert len(kernels(tf.compile(module, "cuda:sm_90a", verify=False))) == count
+
+
+@pytest.mark.nvcc
+def test_plan_build_reads_registers():
+    plan = tf.plan(parallel_convs(4, channels=16, spatial=20, relu=True), "cuda:sm_90a", build=True)
+    (group,) = plan.groups
+    assert group.registers > 0 and group.spill_bytes == 0 and group.shared_bytes is not None
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(500, 515))
+def test_random_graphs_through_nvcc(seed):
+    """Every group of a random graph is one kernel of the generated source."""
+    module = random_module(seed, operators=16)
+    compiled = tf.compile(module, "cuda:sm_80", verify=False, strict=True)
+    names = {f"{k}_kernel" for k in compiled.kernels.values()}
+    assert names <= kernels(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(600, 640))
+def test_random_graphs_are_right(seed):
+    report = tf.verify(random_module(seed, operators=16), "llvm", inputs=1)
+    assert report.passed, str(report)

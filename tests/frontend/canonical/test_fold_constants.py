@@ -1,0 +1,177 @@
+"""FoldConstants and CompactConstants: exact values, small constants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm_fusion.errors import InvalidModelError
+from tvm_fusion.frontend.canonical import CompactConstants, FoldConstants
+
+
+def constants(mod):
+    """Return the tensor constants that ``main`` uses, in order."""
+    found = []
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            args = [f for a in binding.value.args for f in (a.fields if isinstance(a, relax.Tuple) else [a])]
+            found += [a.value.numpy() for a in args if hasattr(a, "value") and hasattr(a.value, "numpy")]
+    return found
+
+
+def test_shape_operators_of_a_weight(check_pass, bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 6), "float32"), w: R.Tensor((2, 2, 3), "float32")):
+            with R.dataflow():
+                a = R.reshape(w, R.shape([4, 3]))
+                b = R.permute_dims(a, [1, 0])
+                c = R.split(b, 2, axis=1)
+                d = c[1]
+                e = R.concat((d, d), axis=0)
+                f = R.astype(e, "float16")
+                g = R.astype(f, "float32")
+                out = R.matmul(x, g)
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor((1, 6), "float32"), w: R.Tensor((6, 2), "float32")):
+            with R.dataflow():
+                out = R.matmul(x, w)
+                R.output(out)
+            return out
+
+    w = np.random.default_rng(0).standard_normal((2, 2, 3), dtype="float32")
+    half = w.reshape(4, 3).T[:, 2:].astype("float16").astype("float32")
+    check_pass(FoldConstants(), bound(Before, w=w), bound(After, w=np.concatenate([half, half])))
+
+
+def test_broadcast_weight_is_whole_and_broadcast_bias_is_small(check_pass, bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 2, 4, 4), "float32"), b: R.Tensor((2, 1, 1), "float32")):
+            with R.dataflow():
+                w = R.broadcast_to(R.const(0.5, "float32"), R.shape([2, 2, 1, 1]))
+                conv = R.nn.conv2d(x, w)
+                bias = R.broadcast_to(b, R.shape([1, 2, 4, 4]))
+                out = R.add(conv, bias)
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(
+            x: R.Tensor((1, 2, 4, 4), "float32"), w: R.Tensor((2, 2, 1, 1), "float32"),
+            b: R.Tensor((1, 2, 1, 1), "float32"),
+        ):  # fmt: skip
+            with R.dataflow():
+                conv = R.nn.conv2d(x, w)
+                out = R.add(conv, b)
+                R.output(out)
+            return out
+
+    b = np.array([1, 2], "float32").reshape(2, 1, 1)
+    after = bound(After, w=np.full((2, 2, 1, 1), 0.5, "float32"), b=b[None])
+    check_pass(FoldConstants(), bound(Before, b=b), after)
+
+
+def test_arithmetic_is_exact(bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2,), "float32"), a: R.Tensor((2,), "float32"), b: R.Tensor((2,), "float32")):
+            with R.dataflow():
+                c = R.divide(a, R.sqrt(b))
+                out = R.multiply(x, c)
+                R.output(out)
+            return out
+
+    from tvm_fusion.frontend.canonical import FlattenBindings
+
+    a, b = np.array([1, 2], "float32"), np.array([3, 7], "float32")
+    (value,) = constants(FoldConstants()(FlattenBindings()(bound(Before, a=a, b=b))))
+    root = np.sqrt(b.astype("float64")).astype("float32")
+    np.testing.assert_array_equal(value, (a.astype("float64") / root).astype("float32"))
+
+
+def test_values_from_inputs_and_undefined_casts_stay(check_pass):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2,), "float32")):
+            with R.dataflow():
+                a = R.add(x, R.const(1.0, "float32"))
+                b = R.astype(R.const(3e9, "float32"), "int32")
+                R.output(a, b)
+            return (a, b)
+
+    check_pass(FoldConstants(), Before)
+
+
+def test_a_huge_constant_is_refused():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 1048576), "float32")):
+            with R.dataflow():
+                w = R.broadcast_to(R.const(0.5, "float32"), R.shape([1048576, 1048576]))
+                out = R.matmul(x, w)
+                R.output(out)
+            return out
+
+    with pytest.raises(InvalidModelError, match="1048576"):
+        FoldConstants()(Before)
+
+
+def test_compaction_only_where_the_other_operand_has_the_extent(check_pass, bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            x: R.Tensor((1, 2, 3, 3), "float32"), y: R.Tensor((1, 2, 1, 3), "float32"),
+            c: R.Tensor((1, 2, 3, 3), "float32"),
+        ):  # fmt: skip
+            with R.dataflow():
+                a = R.add(x, c)
+                b = R.add(y, c)
+                R.output(a, b)
+            return (a, b)
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(
+            x: R.Tensor((1, 2, 3, 3), "float32"), y: R.Tensor((1, 2, 1, 3), "float32"),
+            c: R.Tensor((1, 2, 1, 1), "float32"), d: R.Tensor((1, 2, 3, 1), "float32"),
+        ):  # fmt: skip
+            with R.dataflow():
+                a = R.add(x, c)
+                b = R.add(y, d)
+                R.output(a, b)
+            return (a, b)
+
+    small = np.array([1, 2], "float32").reshape(1, 2, 1, 1)
+    full = np.ascontiguousarray(np.broadcast_to(small, (1, 2, 3, 3)))
+    tall = np.ascontiguousarray(full[..., :1])
+    check_pass(CompactConstants(), bound(Before, c=full), bound(After, c=small, d=tall))
+
+
+def test_varying_constant_is_not_compacted(check_pass, bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 3), "float32"), c: R.Tensor((2, 3), "float32")):
+            with R.dataflow():
+                out = R.add(x, c)
+                R.output(out)
+            return out
+
+    check_pass(CompactConstants(), bound(Before, c=np.arange(6, dtype="float32").reshape(2, 3)))

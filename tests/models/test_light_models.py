@@ -1,0 +1,103 @@
+"""The nine real architectures: plan, compile for both targets, verify, compare with onnxruntime."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tvm_fusion as tf
+from tvm_fusion.build.ptxas import kernel_resources
+from tvm_fusion.frontend import onnx as onnx_frontend
+from tvm_fusion.testing.models import LIGHT_MODELS, light_model
+
+pytest.importorskip("onnx")
+
+#: Small enough for every run of the tests.
+QUICK = ("squeezenet",)
+ALL = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LIGHT_MODELS]
+
+
+def imported(name, dtype=None):
+    return onnx_frontend.load(light_model(name), dtype=dtype)
+
+
+def reference(name, x):
+    """Outputs of onnxruntime on the unchanged ONNX model."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(light_model(name).SerializeToString())
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_whole_model_on_the_cpu(name, tmp_path):
+    """Compiled with every group, the model gives what onnxruntime gives, also after export and load."""
+    compiled = tf.compile(imported(name), "llvm", verify=False, strict=True)
+    compiled.export(tmp_path / "model.so")
+    x = np.random.default_rng(1).standard_normal((1, 3, 224, 224)).astype("float32")
+    for got, wanted in zip(tf.load(tmp_path / "model.so")(x), reference(name, x), strict=True):
+        assert np.abs(got - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_verify(name):
+    report = tf.verify(imported(name), "llvm", inputs=1)
+    assert report.passed, str(report)
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_cuda(name, dtype):
+    """One kernel per group, no group left out, and nvcc accepts all of it for sm_90a."""
+    module = imported(name, dtype)
+    compiled = tf.compile(module, "cuda:sm_90a", verify=False, strict=True)
+    source = "\n".join(compiled.cuda_sources())
+    defined = set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", source))
+    assert {f"{k}_kernel" for k in compiled.kernels.values()} <= defined
+    # Distinct kernels: those of groups, and at most one for each operator outside them.
+    assert len(defined) <= len(set(compiled.kernels.values())) + len(compiled.plan.ungrouped)
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("name", ["resnet50", "inception_v1", "shufflenet"])
+def test_other_archs(name, arch):
+    compiled = tf.compile(imported(name), f"cuda:{arch}", verify=False, strict=True)
+    report = kernel_resources("\n".join(compiled.cuda_sources()), arch)
+    assert all(report[f"{k}_kernel"].registers <= 255 for k in compiled.kernels.values())
+
+
+def test_resnet50_is_fused_from_convolution_to_convolution():
+    plan = tf.plan(imported("resnet50"), "cuda:sm_90a")
+    assert {g.strategy for g in plan.groups} == {"vertical"}
+    assert {u.op for u in plan.ungrouped} == {"max_pool2d", "avg_pool2d", "softmax"}
+    for group in plan.groups:
+        assert group.operators[0] in ("conv2d", "matmul") and group.operators[1] == "add"
+    assert sum(g.operators.count("conv2d") for g in plan.groups) == 53
+    assert (plan.totals.launches_before, plan.totals.launches_after) == (176, 57)
+
+
+def test_inception_merges_the_pointwise_convolutions_of_each_module():
+    plan = tf.plan(imported("inception_v1"), "cuda:sm_90a")
+    merged = [g for g in plan.groups if g.strategy == "horizontal"]
+    assert len(merged) == 9
+    assert all(g.members == 3 and g.options == {"form": "merged", "join": "apart"} for g in merged)
+
+
+def test_squeezenet_fire_modules_are_one_launch():
+    plan = tf.plan(imported("squeezenet"), "cuda:sm_90a")
+    fire = [g for g in plan.groups if "concat" in g.operators]
+    assert len(fire) == 8
+    assert all(g.options == {"form": "partitioned", "join": "concat"} for g in fire)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "shufflenet"])
+def test_float16_keeps_one_layout(name):
+    """NHWC throughout: the one transpose that remains is the input's (ShuffleNet's own shuffles aside)."""
+    plan = tf.plan(imported(name, "float16"), "cuda:sm_90a")
+    transposes = [u.node for u in plan.ungrouped if u.op == "permute_dims"]
+    assert len(transposes) == {"resnet50": 1, "shufflenet": 17}[name]
