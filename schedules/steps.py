@@ -11,7 +11,7 @@ LoopRV = s_tir.schedule.LoopRV
 SBlockRV = s_tir.schedule.SBlockRV
 
 #: Loads of a thread in flight together when a block fills shared memory.
-_BATCH = 4
+_BATCH = 2
 
 
 def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structure:

@@ -14,6 +14,7 @@ from .frontend.canonical import canonicalize
 from .planner.plan import Plan, Rejection
 from .targets import parse_target
 from .transform.fuse import plan_module
+from .transform.strip_fusion import is_group
 from .verification.verify import Progress, check_groups, refusals_of, verify_module
 from .verification.report import VerificationReport
 
@@ -52,7 +53,7 @@ def plan(
     InvalidModelError, TargetError
         If the module or the target is not usable.
     """
-    resolved, canonical = parse_target(target), canonicalize(mod)
+    resolved, canonical = parse_target(target), _canonical(mod)
     made = plan_module(canonical, resolved, config or FusionConfig(), model=name)
     if build:
         made = with_resources(canonical, made, resolved)
@@ -102,11 +103,16 @@ def compile(
     InvalidModelError, TargetError, PlanError, LoweringError
         If an argument is not usable, or, with ``strict``, a group fails.
     """
-    resolved, canonical = parse_target(target), canonicalize(mod)
+    resolved, canonical = parse_target(target), _canonical(mod)
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     return compile_model(
         canonical, resolved, plan=plan, config=config, strict=strict, checker=checker, model=name
     )
+
+
+def _canonical(mod: tvm.IRModule) -> tvm.IRModule:
+    """Clean a module up, unless it is annotated: then it has been, and the clean-up would inline its groups."""
+    return mod if any(is_group(f) for f in mod.functions.values()) else canonicalize(mod)
 
 
 def _wrong_groups(
@@ -149,7 +155,7 @@ def verify(
     VerificationReport
         Printable; ``passed`` says whether everything is within tolerance.
     """
-    resolved, canonical = parse_target(target), canonicalize(mod)
+    resolved, canonical = parse_target(target), _canonical(mod)
     decided = plan or plan_module(canonical, resolved, config or FusionConfig())
     here = resolved if resolved.kind.name != "cuda" or tvm.cuda(0).exist else parse_target("llvm")
     compiled = compile_model(canonical, here, plan=decided)

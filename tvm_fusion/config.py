@@ -26,8 +26,6 @@ class FusionConfig:
         Largest number of operators in one group; bounds compile time and parameter count.
     deny : tuple of str
         ``fnmatch`` patterns of operator types or source node names that must not be fused.
-    numerics : {"default", "strict"}
-        ``"strict"`` keeps every rounding the model asks for inside a kernel.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -35,7 +33,6 @@ class FusionConfig:
     max_members: int = 6
     max_operators: int = 64
     deny: tuple[str, ...] = ()
-    numerics: str = "default"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strategies", _as_tuple(self.strategies))
@@ -46,8 +43,6 @@ class FusionConfig:
         for field in ("max_depth", "max_members", "max_operators"):
             if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
                 raise ValueError(f"{field} must be a positive integer, got {getattr(self, field)!r}")
-        if self.numerics not in ("default", "strict"):
-            raise ValueError(f'numerics must be "default" or "strict", got {self.numerics!r}')
 
 
 def _as_tuple(value: str | Iterable[str]) -> tuple[str, ...]:

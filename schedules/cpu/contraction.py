@@ -108,7 +108,7 @@ def is_contraction(sch: s_tir.Schedule, block: Block) -> bool:
 
 
 def _splitting(number: int, size: int, ndim: int) -> tirx.IndexMap:
-    def split(*i: tirx.Var) -> list[tirx.PrimExpr]:
+    def split(*i: tirx.Var) -> list[tirx.Expr]:
         return [
             *i[:number],
             tirx.floordiv(i[number], size),
@@ -246,12 +246,12 @@ def _flatten_axes(
         """Map indices, each given by the iterator it follows; those of the vector axis become one."""
         present = [i for i in order if i in parts.fused]
 
-        def mapping(*i: tirx.Var) -> list[tirx.PrimExpr]:
+        def mapping(*i: tirx.Var) -> list[tirx.Expr]:
             value = dict(zip(order, i, strict=True))
             index = tirx.const(0, "int64")
             for number in present:
                 index = index * extents[number] + value[number]
-            out: list[tirx.PrimExpr] = []
+            out: list[tirx.Expr] = []
             for number, var in zip(order, i, strict=True):
                 if number not in parts.fused:
                     out.append(var)
@@ -362,7 +362,7 @@ def _place_panel(
     order = block_of(sch, handle).reads[parts.panel].plain
     at = order.index(parts.fused[0])
 
-    def layout(*i: tirx.Var) -> list[tirx.PrimExpr]:
+    def layout(*i: tirx.Var) -> list[tirx.Expr]:
         lane = i[at]
         return [
             *i[:at],

@@ -11,7 +11,7 @@ _TASKS = 64
 
 
 def parallel_outer(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> None:
-    """Run the leading spatial loops of a block in parallel; legal for any block, and no change where none is spatial."""
+    """Run the leading spatial loops of a block in parallel; legal for any block, no change where none is spatial."""
     block = _block(sch, handle)
     loops = sch.get_loops(handle)
     count = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tvm_ffi
 
 from ...compat import ir, s_tir, tirx
+from ..analysis import nodes_of
 
 
 def widen_operands(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -43,6 +44,11 @@ def widen_operands(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 
+def widens(stmt: tirx.Stmt) -> bool:
+    """Whether a statement casts a float16 or bfloat16 element to float32."""
+    return any(_is_widening(cast) for cast in nodes_of(stmt, tirx.Cast))
+
+
 def _is_widening(cast: tirx.Cast) -> bool:
     narrow = str(cast.value.ty) in ("float16", "bfloat16")
     return narrow and str(cast.ty) == "float32" and isinstance(cast.value, ir.TensorLoad)
@@ -67,7 +73,7 @@ def _casts_in_reduction(stmt: tirx.Stmt) -> list[tirx.Var]:
 
 
 def _read_copies(stmt: tirx.Stmt, copies: dict) -> tirx.Stmt:
-    def read(cast: tirx.Cast) -> tirx.PrimExpr:
+    def read(cast: tirx.Cast) -> tirx.Expr:
         if _is_widening(cast) and cast.value.source in copies:
             return copies[cast.value.source][tuple(cast.value.indices)]
         return cast

@@ -10,7 +10,7 @@ from ...compat import Target, ir, s_tir, tirx
 from ..analysis import Block, Structure, nodes_of, structure
 from .contraction import is_contraction, schedule_contraction
 from .loops import has_vector_of_results, parallel_outer, schedule_elementwise, schedule_reduction
-from .narrow import widen_operands
+from .narrow import widen_operands, widens
 from .vectors import lanes
 
 #: Calls that cost no more than arithmetic and may be repeated where their value is used.
@@ -88,9 +88,11 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
         node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")
     ]
     if all(call.op.name in _CHEAP for call in calls):
-        # Padding is a condition on every element: a reduction reads elements often, so it reads them from memory.
+        # A reduction reads elements often: it takes padding (a condition on every element) and
+        # float16 (a conversion, which can be a call) from memory.
         padding = any(call.op.name == "tirx.if_then_else" for call in calls)
-        return not padding or not any(consumer.is_reduction for consumer in consumers)
+        costly = padding or widens(sch.get(block.handle).body)
+        return not costly or not any(consumer.is_reduction for consumer in consumers)
     size = block.extent(block.spatial)
     return (
         len(consumers) == 1

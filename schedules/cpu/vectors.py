@@ -46,10 +46,17 @@ def vector_tile(extent: int, width: int) -> int:
     )
 
 
-def row_tile(extent: int, ideal: int = 4, at_most: int = 8) -> int:
-    """Return how many rows one register tile holds: a divisor near ``ideal``, else what wastes least."""
-    if extent <= ideal:
+def row_tile(extent: int, at_most: int = 8) -> int:
+    """Return how many rows one register tile holds: a divisor where there is one, else what wastes least.
+
+    Two vectors by 4 or 5 rows fill the 16 registers of a common processor; other sizes load more for each product, or
+    spill.
+    """
+    if extent <= 4:
         return extent
     exact = [tile for tile in range(3, at_most + 1) if extent % tile == 0]
-    candidates = exact or range(3, at_most + 1)
-    return min(candidates, key=lambda tile: (-(-extent // tile) * tile, abs(tile - ideal)))
+
+    def cost(tile: int) -> tuple[float, int]:
+        return -(-extent // tile) * tile * (1.0 if tile in (4, 5) else 1.1), abs(tile - 4)
+
+    return min(exact or range(3, at_most + 1), key=cost)

@@ -54,7 +54,14 @@ def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
     """Lower a scheduled member; ``None`` when it is not exactly one kernel launch with constant extents."""
     func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
     module = tvm.ir.transform.Sequential(_passes(target))(tvm.IRModule({"member": func}))
-    return _peel(module["member"].body)
+    body = module["member"].body
+    return None if contains(body, (tvm.ir.Call, _is_grid_barrier)) else _peel(body)
+
+
+def _is_grid_barrier(call: tvm.ir.Call) -> bool:
+    """Whether a call waits for every block of the launch, of which a member has only some."""
+    is_barrier = getattr(call.op, "name", "") == "tirx.tvm_storage_sync"
+    return is_barrier and str(call.args[0].value) == "global"
 
 
 def _passes(target: Target) -> list:

@@ -184,12 +184,15 @@ def _flat(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
+def _is_block_barrier(call: tvm.ir.Expr) -> bool:
+    return getattr(getattr(call, "op", None), "name", "") == "tirx.tvm_storage_sync"
+
+
 def _is_barrier(call: tvm.ir.Call) -> bool:
+    """Whether threads wait here for others; barriers other than the plain one count their threads."""
     name = getattr(call.op, "name", "")
     return (
-        name == "tirx.tvm_storage_sync"
-        or "barrier" in name
-        or name.endswith(("cta_sync", "cluster_sync"))
+        _is_block_barrier(call) or "barrier" in name or name.endswith(("cta_sync", "cluster_sync"))
     )
 
 
@@ -242,7 +245,7 @@ def _guard_around(stmt: tirx.Stmt, condition: tirx.Expr, lanes: set) -> tirx.Stm
     def inner(body: tirx.Stmt) -> tirx.Stmt:
         return _flat(_guard([body], condition, lanes))
 
-    if isinstance(stmt, tirx.Evaluate):
+    if isinstance(stmt, tirx.Evaluate) and _is_block_barrier(stmt.value):
         return stmt
     if isinstance(stmt, tirx.AttrStmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, inner(stmt.body))

@@ -123,6 +123,19 @@ def test_plan_for_a_gpu_needs_none(model, capsys) -> None:
     assert plan.dtype == "float16"
 
 
+@pytest.mark.nvcc
+def test_plan_with_build_reads_the_compiler(model, capsys) -> None:
+    """Without a GPU: what each kernel takes comes from nvcc."""
+    assert main(["plan", model, "--target", "cuda:sm_80", "--build", "--format", "json"]) == 0
+    plan = Plan.from_json(capsys.readouterr().out)
+    assert plan.groups
+    for group in plan.groups:
+        assert group.registers > 0
+        assert group.spill_bytes is not None
+        assert group.shared_bytes is not None
+        assert group.template
+
+
 def test_plan_options_reach_the_planner(model, capsys) -> None:
     def groups(*options: str) -> tuple:
         assert main(["plan", model, "--format", "json", *options]) == 0

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from tvm_fusion.schedules import registry
+from tvm_fusion.schedules.analysis import nodes_of
+from tvm_fusion.schedules.cpu.narrow import widen_operands
 from tvm_fusion.schedules.cpu.templates import (
     CpuContraction,
     CpuElementwise,
@@ -13,7 +15,11 @@ from tvm_fusion.schedules.cpu.templates import (
 
 from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
 from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
-from tvm_fusion.transform.legalize_horizontal import emit_concat_stores, emit_split_store
+from tvm_fusion.transform.legalize_horizontal import (
+    emit_concat_stores,
+    emit_joined,
+    emit_split_store,
+)
 
 op = relax.op
 LLVM = Target("llvm")
@@ -65,6 +71,13 @@ def split_channels(builder, x, w):
 def concat_branches(builder, x, w, v):
     parts = [conv(padding=1)(builder, x, w), conv()(builder, x, v)]
     return builder.emit(emit_concat_stores(builder, parts, 1))
+
+
+def joined(builder, x, w, bias):
+    shapes = (1, 8, 14, 14), (6, 8, 3, 3)
+    data, kernel = (relax.Var("v", relax.TensorType(shape, str(x.ty.dtype))) for shape in shapes)
+    attrs = op.nn.conv2d(data, kernel, padding=1).attrs
+    return builder.emit(emit_joined(builder, x, w, bias, ["relu"], "add", attrs, str(x.ty.dtype)))
 
 
 def dense_gelu(builder, x, w, bias):
@@ -150,6 +163,7 @@ CASES = {
         [(1, 16, 14, 14), (16, 16, 3, 3), (24, 16, 1, 1)],
         concat_branches,
     ),
+    "conv_joined": ("cpu_contraction", [(1, 8, 14, 14), (3, 6, 8, 3, 3), (3, 6)], joined),
     "dense": ("cpu_contraction", [(67, 96), (96, 100), (100,)], dense_gelu),
     "dense_transposed": ("cpu_contraction", [(16, 96), (100, 96)], transposed_product),
     "dense_1000": ("cpu_contraction", [(1, 256), (256, 1000), (1000,)], dense_gelu),
@@ -299,3 +313,17 @@ def test_functions_without_blocks_are_left_alone():
     scheduled, template = registry.schedule(lowered["main"], LLVM)
     assert template == "cpu_fallback"
     tvm.ir.assert_structural_equal(scheduled.body, lowered["main"].body)
+
+
+def test_products_read_widened_copies():
+    _, shapes, make = CASES["conv_residual"]
+    func = widen_operands(group_function(group_module(shapes, "float16", make)))
+    (product,) = [block for block in nodes_of(func.body, s_tir.SBlock) if block.init is not None]
+    assert not nodes_of(product.body, tirx.Cast)
+    assert {str(region.source.ty.dtype) for region in product.reads} == {"float32"}
+
+
+def test_float32_functions_are_not_widened():
+    _, shapes, make = CASES["conv_residual"]
+    func = group_function(group_module(shapes, "float32", make))
+    assert widen_operands(func).same_as(func)

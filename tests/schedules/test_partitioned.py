@@ -6,12 +6,17 @@ import subprocess
 import numpy as np
 import pytest
 from tvm_fusion.schedules import registry
-from tvm_fusion.schedules.cuda.partition_lower import BLOCK_TAGS, THREAD_TAGS, lower_member
+from tvm_fusion.schedules.cuda.partition_lower import (
+    BLOCK_TAGS,
+    THREAD_TAGS,
+    FlatMember,
+    lower_member,
+)
 from tvm_fusion.schedules.cuda.partition_members import split_members
 from tvm_fusion.schedules.cuda.partition_merge import merge_members
 from tvm_fusion.schedules.cuda.partitioned import Partitioned
 
-from tvm_fusion.compat import Target, relax, s_tir, tvm
+from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores
@@ -234,3 +239,25 @@ def test_group_attributes_are_kept():
         first.same_as(second) for first, second in zip(scheduled.params, func.params, strict=True)
     )
     assert not isinstance(scheduled.body, s_tir.SBlockRealize)
+
+
+def flat_member(threads, barrier_under_lane):
+    """Return a member with one barrier, under a condition that differs between threads or not."""
+    lane = tirx.Var("lane", "int32")
+    barrier = tirx.Evaluate(
+        tirx.call_intrin("void", "tirx.tvm_storage_sync", tvm.ir.StringImm("shared"))
+    )
+    body = tirx.IfThenElse(lane < 16, barrier, None) if barrier_under_lane else barrier
+    return FlatMember(
+        [], [body], {lane: "threadIdx.x"}, {"threadIdx.x": threads, "blockIdx.x": 2}, []
+    )
+
+
+@pytest.mark.parametrize(
+    ("threads", "barrier_under_lane", "merges"),
+    [((32, 32), True, True), ((32, 64), False, True), ((32, 64), True, False)],
+)
+def test_surplus_threads_reach_every_barrier_or_it_is_refused(threads, barrier_under_lane, merges):
+    members = [flat_member(count, barrier_under_lane) for count in threads]
+    func = tirx.PrimFunc([], members[0].body[0])
+    assert (merge_members(func, members, 49152) is not None) == merges

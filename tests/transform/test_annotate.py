@@ -72,6 +72,8 @@ def test_horizontal_absorbs_whole_vertical_groups():
     fused = passes(module)
     assert [f.attrs["tvm_fusion.strategy"] for f in groups(fused).values()] == ["horizontal"]
     tvm.ir.assert_structural_equal(StripFusion()(fused), module)
+    plan = tf.plan(VerticalFusion(target=TARGET)(module), TARGET)
+    assert sorted(plan.groups[0].parts) == ["fused_vertical_0", "fused_vertical_1", "fused_vertical_2"]
 
 
 def test_vertical_leaves_horizontal_groups_whole():

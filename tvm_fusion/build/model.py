@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..compat import Target, ir, relax, tirx, tvm
 from ..config import FusionConfig
-from ..errors import LoweringError
+from ..errors import CompilerError, LoweringError
 from ..pipeline import before_lowering, build_pipeline
 from ..planner.plan import Plan, Rejection
 from ..transform.fuse import apply_plan, plan_module
@@ -17,6 +17,9 @@ from ..transform.lower_groups import lower_groups
 from ..transform.schedule_groups import TEMPLATE, schedule_functions
 from .executable import CompiledModel
 from .signature import signature_of, with_signature
+
+#: What TVM's passes and code generators raise on a function that they cannot take.
+BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, TypeError, ValueError)
 
 #: Called with the module, the plan and the target; returns why each wrong group must go, by group id.
 Checker = Callable[[tvm.IRModule, Plan, Target], Mapping[str, Rejection]]
@@ -76,22 +79,71 @@ def compile_model(
         for group_id, refusal in checker(mod, plan, target).items():
             _complain(f"{group_id} is left unfused: {refusal.detail}", strict)
             plan = drop_groups(plan, {group_id: refusal})
-    lowered = lower_plan(mod, plan, target, strict=strict)
     signature = signature_of(mod, target.kind.name)
-    executable = build_module(with_signature(lowered.mod, signature), target)
-    return CompiledModel(executable, signature, lowered.plan, lowered.kernels, target)
+    default: set[str] = set()  # functions outside groups that are left to TVM's default schedule
+    while True:
+        lowered = lower_plan(mod, plan, target, strict=strict, default=default)
+        try:
+            executable = build_module(with_signature(lowered.mod, signature), target)
+        except CompilerError:
+            failed = failing_kernels(lowered.mod, target)
+            bad = {g: failed[k] for g, k in lowered.kernels.items() if k in failed}
+            alone = set(failed) - set(lowered.kernels.values()) - default
+            if not bad and not alone:
+                raise
+            for group_id, message in bad.items():
+                _complain(f"{group_id} is left unfused: {message}", strict)
+            plan = drop_groups(lowered.plan, {g: _refusal(plan, g, m) for g, m in bad.items()})
+            default |= alone
+            continue
+        return CompiledModel(executable, signature, lowered.plan, lowered.kernels, target)
 
 
 def build_module(mod: tvm.IRModule, target: Target) -> Any:
-    """Compile a lowered and scheduled module with TVM."""
-    with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
-        return tvm.compile(mod, target=target, relax_pipeline=build_pipeline(target))
+    """Compile a lowered and scheduled module with TVM.
+
+    Raises
+    ------
+    CompilerError
+        If TVM, LLVM or nvcc rejects a function.
+    """
+    try:
+        with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
+            return tvm.compile(mod, target=target, relax_pipeline=build_pipeline(target))
+    except BUILD_ERRORS as err:
+        raise CompilerError(f"the compiler rejects the generated code: {last_line(err)}") from err
+
+
+def failing_kernels(mod: tvm.IRModule, target: Target) -> dict[str, str]:
+    """Compile each PrimFunc alone and return the message of each that fails, by name."""
+    failed = {}
+    for gv, func in mod.functions_items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        alone = tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")})
+        try:
+            tvm.compile(alone, target=target)
+        except BUILD_ERRORS as err:
+            failed[gv.name_hint] = f"the compiler rejects the generated code: {last_line(err)}"
+    return failed
+
+
+def last_line(err: BaseException) -> str:
+    """The last line of a message: TVM puts its own stack trace before it."""
+    return (str(err).strip().splitlines() or [type(err).__name__])[-1]
 
 
 def lower_plan(
-    mod: tvm.IRModule, plan: Plan, target: Target, *, strict: bool = False
+    mod: tvm.IRModule,
+    plan: Plan,
+    target: Target,
+    *,
+    strict: bool = False,
+    default: Collection[str] = (),
 ) -> Lowered:
     """Annotate, lower and schedule, leaving groups that fail unfused.
+
+    ``default`` names functions outside groups that are left to TVM's default schedule.
 
     Raises
     ------
@@ -102,7 +154,7 @@ def lower_plan(
         lowered, kernels, failures = _lower(mod, plan)
         scheduled: tvm.IRModule = lowered
         if not failures:
-            scheduled, messages = schedule_functions(lowered, target)
+            scheduled, messages = schedule_functions(lowered, target, default)
             failures = {g: messages[k] for g, k in kernels.items() if k in messages}
         if not failures:
             break
@@ -124,16 +176,16 @@ def _lower(
     """Lower all groups at once; if that fails, find out which of them fail alone."""
     try:
         return *lower_groups(apply_plan(mod, plan)), {}
-    except (LoweringError, tvm.error.InternalError, ValueError, RuntimeError) as err:
+    except (LoweringError, *BUILD_ERRORS) as err:
         failures = {}
         for group in plan.groups:
             alone = dataclasses.replace(plan, groups=(group,))
             try:
                 lower_groups(apply_plan(mod, alone))
-            except (LoweringError, tvm.error.InternalError, ValueError, RuntimeError) as own:
-                failures[group.id] = str(own).strip().splitlines()[-1]
+            except (LoweringError, *BUILD_ERRORS) as own:
+                failures[group.id] = last_line(own)
         if not failures:
-            raise LoweringError(f"the model cannot be lowered: {str(err).strip().splitlines()[-1]}") from err
+            raise LoweringError(f"the model cannot be lowered: {last_line(err)}") from err
         return mod, {}, failures
 
 

@@ -184,10 +184,11 @@ def _fix_input(
             f"input {value.name!r} has {len(tensor.shape.dim)} dimensions, but the given shape "
             f"{tuple(sizes)} has {len(sizes)}{listing}"
         )
+    stated = describe(value)
     for dim, size in zip(tensor.shape.dim, sizes, strict=True):
         if dim.dim_value > 0 and dim.dim_value != size:
             raise ValueError(
-                f"input {value.name!r} has the static shape {describe(value)}, which {tuple(sizes)} contradicts: "
+                f"input {value.name!r} has the static shape {stated}, which {tuple(sizes)} contradicts: "
                 f"export the model with symbolic dimensions to change them{listing}"
             )
         if dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..compat import relax, tvm
+from ..compat import relax, tirx, tvm
 from ..errors import InvalidModelError
 from .canonical import canonicalize
 
@@ -76,7 +76,9 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
     """
     if "main" not in [gvar.name_hint for gvar in mod.get_global_vars()]:
         return mod  # canonicalize says so
-    inputs = {param.name: param for param in mod["main"].params}
+    main = mod["main"]
+    count = len(main.params) if main.attrs is None else int(main.attrs.get("num_input", len(main.params)))
+    inputs = {param.name: param for param in main.params[:count]}
     listing = "; the model's inputs are " + ", ".join(
         f"{name}={_describe(p)}" for name, p in inputs.items()
     )
@@ -88,12 +90,14 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
         if not isinstance(known, relax.ShapeExpr) or len(known.values) != len(given):
             raise ValueError(f"input {name!r} does not have {len(given)} dimensions{listing}")
         for dim, size in zip(known.values, given, strict=True):
-            if isinstance(dim, tvm.tirx.Var):
+            if not isinstance(dim, tirx.IntImm):
+                if not isinstance(dim, tirx.Var):
+                    continue  # an expression of other dimensions
                 if values.setdefault(dim, int(size)) != size:
                     raise ValueError(
                         f"dimension {dim.name!r} is given both {values[dim]} and {size}{listing}"
                     )
-            elif str(dim) != str(size):
+            elif int(dim) != size:
                 raise ValueError(
                     f"input {name!r} has a static shape that {tuple(given)} contradicts{listing}"
                 )
@@ -102,4 +106,6 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
 
 def _describe(param: relax.Var) -> str:
     shape = getattr(param.ty, "shape", None)
-    return ",".join(map(str, shape.values)) if isinstance(shape, relax.ShapeExpr) else "unknown"
+    if not isinstance(shape, relax.ShapeExpr):
+        return "unknown"
+    return ",".join(str(int(dim)) if isinstance(dim, tirx.IntImm) else str(dim) for dim in shape.values)

@@ -11,8 +11,9 @@ import torch
 from torch import fx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..compat import ir, silent_native, tvm
+from ..compat import BlockBuilder, ir, relax, silent_native, tvm
 from ..errors import UnsupportedOperatorError
+from .canonical.rewrite import op_name, with_attrs
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
 
@@ -49,6 +50,15 @@ def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
     return importer.names.apply(mod)
 
 
+class _TypedBuilder(BlockBuilder):
+    """Lets convolutions and matmuls deduce their dtype: TVM 0.27 asks for float32, whatever the program's dtype is."""
+
+    def emit(self, expr: ir.Expr, name_hint: str = "") -> relax.Var:
+        if isinstance(expr, ir.Call) and (op_name(expr) or "").startswith(("nn.conv", "matmul")):
+            expr = with_attrs(expr, out_dtype=None)
+        return super().emit(expr, name_hint)
+
+
 class _NamedImporter(ExportedProgramImporter):
     """Marks the result of every converted node, and copies weights instead of sharing torch's memory."""
 
@@ -59,6 +69,15 @@ class _NamedImporter(ExportedProgramImporter):
         self.convert_map = {
             name: self._marking(convert) for name, convert in self.convert_map.items()
         }
+
+    @property
+    def block_builder(self) -> BlockBuilder | None:
+        """The builder; the base class sets a plain one for each program."""
+        return self._builder
+
+    @block_builder.setter
+    def block_builder(self, builder: BlockBuilder | None) -> None:
+        self._builder = None if builder is None else _TypedBuilder()
 
     def refuse_unknown(self, graph: fx.Graph) -> None:
         """Raise UnsupportedOperatorError naming every node that has no converter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..config import FusionConfig
 from ..devices import DeviceSpec
@@ -23,7 +23,7 @@ def make_plan(
     config: FusionConfig,
     *,
     model: str = "model",
-    existing: Sequence[Proposal] = (),
+    existing: Mapping[str, Proposal] | None = None,
     excluded: Iterable[tuple[str, ...]] = (),
 ) -> Plan:
     """Plan a graph and describe the outcome.
@@ -40,8 +40,8 @@ def make_plan(
         Strategies and limits.
     model : str
         Name shown in reports.
-    existing : sequence of Proposal
-        Groups that stand already.
+    existing : mapping of str to Proposal, optional
+        Groups that stand already, by id.
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
     """

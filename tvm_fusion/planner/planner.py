@@ -8,7 +8,7 @@ wide group never displaces chains that save more together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..config import STRATEGIES, FusionConfig
 from ..devices import DeviceSpec
@@ -68,7 +68,7 @@ def solve(
     graph: DataflowGraph,
     device: DeviceSpec,
     config: FusionConfig,
-    existing: Sequence[Proposal] = (),
+    existing: Mapping[str, Proposal] | None = None,
     excluded: Iterable[tuple[str, ...]] = (),
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Plan a graph.
@@ -81,8 +81,8 @@ def solve(
         The device to predict for.
     config : FusionConfig
         Strategies and limits.
-    existing : sequence of Proposal
-        Groups that stand already. A new group may absorb whole ones and never cuts one.
+    existing : mapping of str to Proposal, optional
+        Groups that stand already, by id. A new group may absorb whole ones (its ``parts`` say which) and never cuts one.
     excluded : iterable of tuple of str
         Operator sets that must not be taken (they failed to lower, or gave wrong results).
 
@@ -93,14 +93,18 @@ def solve(
     considered : list of Candidate
         Every candidate, chosen or not.
     """
-    proposals: dict[tuple[str, ...], Proposal] = {p.operators: p for p in existing}
+    existing = existing or {}
+    proposals: dict[tuple[str, ...], Proposal] = {p.operators: p for p in existing.values()}
     for name in STRATEGIES:
         if name in config.strategies:
             for proposal in _STRATEGIES[name].propose(graph, config):
-                if not _cuts(proposal, existing):
-                    proposals.setdefault(proposal.operators, proposal)
+                absorbed = _absorbed(proposal, existing)
+                if absorbed is not None:
+                    proposals.setdefault(
+                        proposal.operators, dataclasses.replace(proposal, parts=absorbed)
+                    )
     considered = evaluate(graph, proposals.values(), device, config)
-    kept = {p.operators for p in existing}
+    kept = {p.operators for p in existing.values()}
     barred = set(excluded)
     usable = [
         c
@@ -114,12 +118,15 @@ def solve(
     return chosen, considered
 
 
-def _cuts(proposal: Proposal, existing: Sequence[Proposal]) -> bool:
-    inside = set(proposal.operators)
-    return any(
-        inside.intersection(group.operators) and not inside.issuperset(group.operators)
-        for group in existing
-    )
+def _absorbed(proposal: Proposal, existing: Mapping[str, Proposal]) -> tuple[str, ...] | None:
+    """Ids of the existing groups inside a proposal; None if it would cut one."""
+    inside, found = set(proposal.operators), []
+    for group_id, group in existing.items():
+        if inside.intersection(group.operators):
+            if not inside.issuperset(group.operators):
+                return None
+            found.append(group_id)
+    return tuple(found)
 
 
 def _regions(graph: DataflowGraph, candidates: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -44,7 +44,7 @@ def plan_module(
     resolved = parse_target(target)
     flat, groups = strip(mod)
     found = from_relax(flat)
-    existing = [_as_proposal(found, group) for group in groups]
+    existing = {group.name: _as_proposal(found, group) for group in groups}
     device = device_for(resolved)
     arch = resolved.attrs.get("arch") if resolved.kind.name == "cuda" else None
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)

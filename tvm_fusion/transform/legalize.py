@@ -65,7 +65,7 @@ def legalize(mod: tvm.IRModule) -> tvm.IRModule:
     Returns
     -------
     IRModule
-        The module after TVM's LegalizeOps with ``LEGALIZE_MAP``. Functions with the attribute ``Primitive`` are entered.
+        The module after TVM's LegalizeOps with ``LEGALIZE_MAP``; ``Primitive`` functions are entered too.
     """
     return relax.transform.LegalizeOps(LEGALIZE_MAP)(mod)
 

@@ -1,7 +1,7 @@
 """Definitions that lowering needs for horizontal groups and that Relax has no operator for.
 
-* ``merged_conv2d`` and ``emit_joined``: the convolutions of members that share their input as one 5-D convolution with a
-  branch dimension, and their join as one expression over the branches.
+* ``merged_conv2d`` and ``emit_joined``: the convolutions of members that share their input as one 5-D convolution
+  with a branch dimension, and their join as one expression over the branches.
 * ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per member.
 * ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result.
 
@@ -254,13 +254,8 @@ def emit_split_store(
     body = stores[-1][1]
     for end, store in reversed(stores[:-1]):
         body = tirx.IfThenElse(indices[axis] < _int64(end), store, body)
-    reads = [tirx.BufferRegion(source, [ir.Range.from_min_extent(i, _int64(1)) for i in indices])]
-    writes = [
-        tirx.BufferRegion(
-            store.buffer, [ir.Range.from_min_extent(i, _int64(1)) for i in store.indices]
-        )
-        for _, store in stores
-    ]
+    reads = [_element(source, indices)]
+    writes = [_element(store.buffer, store.indices) for _, store in stores]
     nest = _nest("split_store", loops, indices, shape, reads, writes, body)
     function = _prim_func([source, *parts], nest)
     types = [relax.TensorType([int(extent) for extent in part.ty.shape], dtype) for part in parts]
@@ -314,10 +309,7 @@ def emit_concat_stores(
         loops, indices = _loops(shape)
         at = [i + begin if position == axis and begin else i for position, i in enumerate(indices)]
         store = tirx.BufferStore(result, source[tuple(indices)], at)
-        reads = [
-            tirx.BufferRegion(source, [ir.Range.from_min_extent(i, _int64(1)) for i in indices])
-        ]
-        writes = [tirx.BufferRegion(result, [ir.Range.from_min_extent(i, _int64(1)) for i in at])]
+        reads, writes = [_element(source, indices)], [_element(result, at)]
         sources.append(source)
         nests.append(_nest(f"concat_store_{number}", loops, indices, shape, reads, writes, store))
     function = _prim_func([*sources, result], nests[0] if len(nests) == 1 else tirx.SeqStmt(nests))
@@ -352,6 +344,10 @@ def _loops(shape: Sequence[int]) -> tuple[list[tirx.Var], list[tirx.Var]]:
         [tirx.Var(f"i{position}", "int64") for position in range(len(shape))],
         [tirx.Var(f"v_i{position}", "int64") for position in range(len(shape))],
     )
+
+
+def _element(buffer: tirx.Var, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, _int64(1)) for i in indices])
 
 
 def _nest(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..compat import Target, relax, tirx, tvm
 from ..errors import LoweringError
 from ..schedules import schedule
@@ -39,9 +41,9 @@ class ScheduleGroups:
 
 
 def schedule_functions(
-    mod: tvm.IRModule, target: Target
+    mod: tvm.IRModule, target: Target, default: Collection[str] = ()
 ) -> tuple[tvm.IRModule, dict[str, str]]:
-    """Schedule what a template accepts.
+    """Schedule what a template accepts, except the functions named in ``default``.
 
     Reshapes stay as they are, so that TVM turns them into views; an operator outside groups that no template accepts is
     left to TVM's default schedule.
@@ -56,7 +58,7 @@ def schedule_functions(
     out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
     failures: dict[str, str] = {}
     for gv, func in mod.functions_items():
-        if not isinstance(func, tirx.PrimFunc) or _is_done(func):
+        if not isinstance(func, tirx.PrimFunc) or _is_done(func) or gv.name_hint in default:
             continue
         is_group = func.attrs is not None and STRATEGY in func.attrs
         if not is_group and relax.analysis.has_reshape_pattern(func):

@@ -75,11 +75,13 @@ def test_what_must_stay(check_pass, bound):
                 read_twice = R.multiply(x, R.const(2.0, "float32"))
                 a = R.add(read_twice, R.const(1.0, "float32"))
                 b = R.add(read_twice, R.const(2.0, "float32"))
-                grown = R.add(a, rows)  # two rows out of one
+                start2 = R.nn.relu(a)
+                grown = R.add(start2, rows)  # two rows out of one
                 c = R.multiply(grown, R.const(2.0, "float32"))
                 integers = R.add(n, R.const(1, "int32"))
                 d = R.multiply(integers, R.const(2, "int32"))
-                big = R.multiply(b, R.const(1e30, "float32"))
+                start = R.nn.relu(b)
+                big = R.multiply(start, R.const(1e30, "float32"))
                 e = R.multiply(big, R.const(1e30, "float32"))  # infinite only when merged
                 R.output(c, d, e)
             return (c, d, e)

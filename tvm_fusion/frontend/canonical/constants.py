@@ -28,8 +28,8 @@ def to_numpy(const: ir.GenericConst) -> np.ndarray:
     return array
 
 
-def to_constant(array: np.ndarray, dtype: str | None = None) -> ir.GenericConst:
-    """Return a Relax constant that holds ``array``, cast to ``dtype`` if given.
+def to_constant(array: np.ndarray, dtype: str | None = None, *, saturate: bool = False) -> ir.GenericConst:
+    """Return a Relax constant that holds ``array``, cast to ``dtype`` if given (see ``cast``).
 
     Raises
     ------
@@ -39,11 +39,11 @@ def to_constant(array: np.ndarray, dtype: str | None = None) -> ir.GenericConst:
     dtype = dtype or str(array.dtype)
     check_size(array.shape, np_dtype(dtype).itemsize)
     if dtype.startswith(("bfloat", "float8", "float4")):
-        return relax.const(tvm.runtime.tensor(cast(array, dtype)))
+        return relax.const(tvm.runtime.tensor(cast(array, dtype, saturate=saturate)))
     tensor = tvm.runtime.empty(array.shape, dtype)
     # One pass into TVM's aligned memory; relax.const(numpy) would copy twice.
     if array.size:
-        np.from_dlpack(tensor)[...] = cast(array, dtype)
+        np.from_dlpack(tensor)[...] = cast(array, dtype, saturate=saturate)
     return relax.const(tensor)
 
 
@@ -68,25 +68,21 @@ def np_dtype(dtype: str) -> np.dtype:
     return np.dtype(dtype)
 
 
-def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Cast to a TVM dtype; finite floats out of range become the largest finite value, not infinity.
+def cast(array: np.ndarray, dtype: str, *, saturate: bool = False) -> np.ndarray:
+    """Cast to a TVM dtype, rounding once.
 
-    Attention masks come as -1e9 or -3.4e38; as float16 infinities they would turn softmax into NaN.
+    With ``saturate``, finite floats out of range become the largest finite value instead of infinity: attention masks
+    come as -1e9 or -3.4e38, and as float16 infinities they would turn softmax into NaN.
     """
     target = np_dtype(dtype)
     if array.dtype == target:
         return array
-    if (
-        array.size
-        and is_float(dtype)
-        and is_float(str(array.dtype))
-        and target.itemsize < array.dtype.itemsize
-    ):
+    if saturate and array.size and is_float(dtype) and is_float(str(array.dtype)):
         limit = _finite_max(dtype)
         if not (array.min() >= -limit and array.max() <= limit):  # NaN comes here too
-            clipped = np.clip(array, -limit, limit)
-            return np.where(np.isfinite(array), clipped, array).astype(target)
-    return array.astype(target)
+            array = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
+    with np.errstate(over="ignore"):
+        return array.astype(target)
 
 
 def is_float(dtype: str) -> bool:

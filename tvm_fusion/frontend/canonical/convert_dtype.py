@@ -70,7 +70,7 @@ class _Rewriter(BindingRewriter):
         if not is_constant(expr) or not self._converts(expr.ty.dtype):
             return expr
         if expr not in self._constants:
-            self._constants[expr] = to_constant(to_numpy(expr), self._dtype)
+            self._constants[expr] = to_constant(to_numpy(expr), self._dtype, saturate=True)
         return self._constants[expr]
 
     def _attributes(self, call: ir.Call) -> ir.Expr:
@@ -80,11 +80,13 @@ class _Rewriter(BindingRewriter):
             # Convolutions and matmuls deduce their dtype from the operands; resize and the like must be told.
             return with_attrs(call, out_dtype=None if op.startswith(_ANCHORS) else self._dtype)
         dtype = getattr(call.attrs, "dtype", None)
-        if dtype is None or not self._converts(dtype):
-            return call
-        if op == "astype" and str(getattr(call.args[0].ty, "dtype", "")) == self._dtype:
+        if op == "astype" and str(dtype) in CONVERTED and _dtype_is(call.args[0], self._dtype):
             return call.args[0]
-        return with_attrs(call, dtype=self._dtype)
+        return with_attrs(call, dtype=self._dtype) if dtype is not None and self._converts(dtype) else call
 
     def _converts(self, dtype: object) -> bool:
         return str(dtype) in CONVERTED and str(dtype) != self._dtype
+
+
+def _dtype_is(expr: ir.Expr, dtype: str) -> bool:
+    return str(getattr(expr.ty, "dtype", "")) == dtype

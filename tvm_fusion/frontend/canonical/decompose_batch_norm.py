@@ -36,7 +36,8 @@ class _Rewriter(BindingRewriter):
         if value.index > 0:
             return statistics[value.index + 1]
         gamma, beta, mean, var = (widen(to_numpy(const)) for const in statistics)
-        scale = 1.0 / np.sqrt(var + float(norm.attrs.epsilon))
+        with np.errstate(all="ignore"):
+            scale = 1.0 / np.sqrt(var + float(norm.attrs.epsilon))
         if norm.attrs.scale:
             scale = scale * gamma
         shift = -mean * scale + (beta if norm.attrs.center else 0.0)

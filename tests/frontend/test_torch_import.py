@@ -1,0 +1,103 @@
+"""Import of torch.export programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
+from tvm_fusion.frontend import load
+from tvm_fusion.frontend import torch as frontend
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+
+class Net(torch.nn.Module):
+    """Convolution, batch norm, dropout, linear layer; two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Linear(8, 4)
+        self.dropout = torch.nn.Dropout()
+
+    def forward(self, x):
+        features = torch.relu(self.norm(self.conv(x)))
+        return self.head(self.dropout(features.mean((2, 3)))), torch.nn.functional.gelu(features)
+
+
+def export(net, *inputs, **kwargs):
+    """Return the exported program of a network in evaluation mode."""
+    torch.manual_seed(0)
+    return torch.export.export(net.eval(), inputs, **kwargs)
+
+
+def test_names_outputs_and_numbers(run_module, operators):
+    net, x = Net(), torch.randn(1, 3, 8, 8)
+    mod = frontend.load(export(net, x))
+    assert operators(mod) == [
+        ("conv2d", "nn.conv2d"), ("batch_norm", "add"), ("relu", "nn.relu"), ("mean", "mean"), ("linear", "matmul"),
+        ("linear", "add"), ("gelu", "nn.gelu"),
+    ]  # fmt: skip
+    assert [param.name for param in mod["main"].params] == ["x"]
+    for got, want in zip(run_module(mod, x.numpy()), net(x), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_output_is_no_tuple(tmp_path, run_module):
+    net, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4)
+    torch.export.save(export(net, x), tmp_path / "net.pt2")
+    mod = load(tmp_path / "net.pt2")
+    assert hasattr(mod["main"].ret_ty, "dtype")
+    np.testing.assert_allclose(run_module(mod, x.numpy())[0], net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_copied(run_module):
+    net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    mod = frontend.load(export(net, x))
+    expected = net(x).detach().numpy()
+    with torch.no_grad():
+        net.weight.zero_()
+    np.testing.assert_allclose(run_module(mod, x.numpy())[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_weights():
+    net = torch.nn.Linear(4, 4).to(torch.bfloat16)
+    mod = frontend.load(export(net, torch.randn(2, 4).to(torch.bfloat16)))
+    assert str(mod["main"].ret_ty.dtype) == "bfloat16"
+
+
+def test_dynamic_dimensions():
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = export(torch.nn.Linear(4, 4), torch.randn(2, 4), dynamic_shapes={"input": {0: batch}})
+    assert not str(frontend.load(program)["main"].params[0].ty.shape.values[0]).isdigit()
+    fixed = frontend.load(program, shape={"input": (8, 4)})
+    assert [int(dim) for dim in fixed["main"].ret_ty.shape.values] == [8, 4]
+    with pytest.raises(ValueError, match="no input 'x'; the model's inputs are input="):
+        frontend.load(program, shape={"x": (8, 4)})
+
+
+def test_missing_operators_are_named():
+    class Fft(torch.nn.Module):
+        def forward(self, x):
+            return torch.fft.fft(x).real
+
+    with pytest.raises(UnsupportedOperatorError, match=r"fft.*\(node 'fft_fft'\)"):
+        frontend.load(export(Fft(), torch.randn(4)))
+
+
+def test_bad_files(tmp_path):
+    torch.export.save(export(torch.nn.Linear(4, 4), torch.randn(2, 4)), tmp_path / "net.pt2")
+    whole = (tmp_path / "net.pt2").read_bytes()
+    (tmp_path / "short.pt2").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidModelError, match="truncated"):
+        load(tmp_path / "short.pt2")
+    for position in range(100, len(whole), len(whole) // 20):
+        (tmp_path / "flipped.pt2").write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            load(tmp_path / "flipped.pt2")
+        except InvalidModelError:
+            continue  # a flip in padding is harmless; any other must be this error
+    with pytest.raises(InvalidModelError, match=r"torch\.export\.export first"):
+        frontend.load(torch.nn.Linear(4, 4))
