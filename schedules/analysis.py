@@ -96,7 +96,9 @@ class Block:
     def has_window(self) -> bool:
         """Whether an index adds a reduction iterator to a spatial one: a window that slides, or a group of channels."""
         reduced, spatial = set(self.reduced), set(self.spatial)
-        return any(used & reduced and used & spatial for access in self.reads for used in access.indices)
+        return any(
+            used & reduced and used & spatial for access in self.reads for used in access.indices
+        )
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -151,14 +153,18 @@ class Structure:
         """Blocks that write what ``block`` reads."""
         read = {access.buffer for access in block.reads}
         return tuple(
-            other for other in self.blocks if other is not block and read & {w.buffer for w in other.writes}
+            other
+            for other in self.blocks
+            if other is not block and read & {w.buffer for w in other.writes}
         )
 
     def consumers(self, block: Block) -> tuple[Block, ...]:
         """Blocks that read what ``block`` writes."""
         written = {access.buffer for access in block.writes}
         return tuple(
-            other for other in self.blocks if other is not block and written & {r.buffer for r in other.reads}
+            other
+            for other in self.blocks
+            if other is not block and written & {r.buffer for r in other.reads}
         )
 
     def ancestors(self, block: Block) -> set[str]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from ..compat import Target, s_tir, tirx
 from ..devices import device_for
 
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Numbers of a GPU target that bound a schedule.

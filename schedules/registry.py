@@ -33,12 +33,16 @@ def register(template: ScheduleTemplate, *, before: str | None = None) -> Schedu
         If the name is taken, or ``before`` names no template.
     """
     if template.name in _TEMPLATES:
-        raise ValueError(f"a schedule template named {template.name!r} is registered already; choose another name")
+        raise ValueError(
+            f"a schedule template named {template.name!r} is registered already; choose another name"
+        )
     if before is None:
         _TEMPLATES[template.name] = template
         return template
     if before not in _TEMPLATES:
-        raise ValueError(f"no schedule template is named {before!r}; choose from {', '.join(_TEMPLATES)}")
+        raise ValueError(
+            f"no schedule template is named {before!r}; choose from {', '.join(_TEMPLATES)}"
+        )
     entries = list(_TEMPLATES.items())
     place = [name for name, _ in entries].index(before)
     entries.insert(place, (template.name, template))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..compat import s_tir
-from .analysis import Structure, structure
+from ..compat import s_tir, tirx
+from .analysis import Structure, root_block, structure
 
 LoopRV = s_tir.schedule.LoopRV
 SBlockRV = s_tir.schedule.SBlockRV
 
 #: Loads of a thread in flight together when a block fills shared memory.
-_BATCH = 2
+_BATCH = 4
 
 
 def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structure:
@@ -125,7 +125,8 @@ def copy_together(
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
     fused = fuse_loops(sch, sch.get_loops(block)[-rank:])
-    if int(sch.get(fused).extent) <= _BATCH * threads:
+    extent = sch.get(fused).extent
+    if not isinstance(extent, tirx.IntImm) or int(extent) <= _BATCH * threads:
         _, lane = sch.split(fused, [None, threads])
     else:
         # Left alone, nvcc unrolls the whole loop and keeps its addresses in registers until they spill.
@@ -159,3 +160,44 @@ def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> Non
             for index in range(len(block.writes)):
                 sch.set_scope(block.handle, index, "local")
             sch.compute_at(block.handle, lane, preserve_unit_loops=True)
+
+
+def allow_registers(sch: s_tir.Schedule) -> tirx.PrimFunc:
+    """Finish a schedule whose threads keep sums in registers.
+
+    Without a bound on resident blocks, ptxas limits registers so that as many blocks as possible fit on a
+    multiprocessor, and spills a few. One resident block is the weakest bound there is.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        Schedule of one kernel whose outermost loop is bound to ``blockIdx.x``.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        The scheduled function, its kernel declared with ``__launch_bounds__(threads, 1)``.
+    """
+    func = sch.mod["main"]
+    root, grid = root_block(func), root_block(func).body
+    hint = tirx.AttrStmt(
+        tirx.IntImm("int32", 0),
+        "tirx.launch_bounds_min_blocks_per_sm",
+        tirx.IntImm("int32", 1),
+        grid.body,
+    )
+    loop = tirx.For(
+        grid.loop_var, grid.min, grid.extent, grid.kind, hint, grid.thread_binding, grid.annotations
+    )
+    block = s_tir.SBlock(
+        root.iter_vars,
+        root.reads,
+        root.writes,
+        root.name_hint,
+        loop,
+        root.init,
+        root.alloc_buffers,
+        root.match_buffers,
+        root.annotations,
+    )
+    return func.with_body(s_tir.SBlockRealize([], True, block))

@@ -73,6 +73,9 @@ def is_product_sum(sch: s_tir.Schedule, block: Block) -> bool:
     body, init = sch.get(block.handle).body, sch.get(block.handle).init
     if not isinstance(body, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
         return False
+    if block.extent(block.reduced) == 1:
+        # One product and no sum, which the primitives below would simplify away.
+        return False
     zero = isinstance(init.value, tirx.FloatImm | tirx.IntImm) and init.value.value == 0
     return zero and isinstance(body.value, tirx.Add) and isinstance(body.value.b, tirx.Mul)
 

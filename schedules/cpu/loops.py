@@ -17,7 +17,8 @@ def parallel_outer(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> None
     count = 0
     while count < len(loops) and count < len(block.kinds) and block.kinds[count] == "S":
         count += 1
-    if count == 0:
+    if count == 0 or 0 in block.extents:
+        # Fused loops recover their indices by division, which an empty loop does not survive.
         return
     try:
         sch.parallel(sch.fuse(*loops[:count]))

@@ -28,7 +28,7 @@ def schedule_stages(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Non
     """Schedule every stage of a function; None when the function is not in block form or has symbolic extents."""
     sch = s_tir.Schedule(widen_operands(func))
     info = structure(sch)
-    if info is None or not info.is_static or not info.is_regular:
+    if info is None or not _is_supported(info):
         return None
     inline_cheap(sch)
     width = lanes(target)
@@ -53,13 +53,20 @@ def kind_of(func: tirx.PrimFunc) -> str | None:
     """
     sch = s_tir.Schedule(widen_operands(func))
     info = structure(sch)
-    if info is None or not info.is_static or not info.is_regular:
+    if info is None or not _is_supported(info):
         return None
     if any(is_contraction(sch, block) for block in info.reductions):
         return "contraction"
     if any(has_vector_of_results(block) for block in info.reductions):
         return "window"
     return "rows" if info.reductions else "elementwise"
+
+
+def _is_supported(info: Structure) -> bool:
+    """Whether all extents are positive numbers and all iterators spatial or reductions."""
+    return (
+        info.is_static and info.is_regular and all(0 not in block.extents for block in info.blocks)
+    )
 
 
 def is_scheduled(sch: s_tir.Schedule, block: Block) -> bool:

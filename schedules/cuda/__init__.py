@@ -12,8 +12,8 @@ from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
 
-#: Order matters: ``Partitioned`` splits off independent members before anything looks at them together; ``Pooling``
-#: takes small windows before ``RowReduction``, which would give each a warp; ``Fallback`` takes what is left.
+#: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
+#: ``MatrixVector`` takes few rows from ``Matmul``; ``Fallback`` takes what is left.
 TEMPLATES = tuple(
     register(template())
     for template in (

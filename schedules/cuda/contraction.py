@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ...compat import s_tir, tirx
 from ..analysis import Block, Structure, shared_bytes, structure
 from ..base import Limits
-from ..steps import copy_together, inline_injective, isolate_outputs, tile_loops
+from ..steps import allow_registers, copy_together, inline_injective, isolate_outputs, tile_loops
 from .tiles import Axis, Operand, Problem, Tile, tiles
 
 #: Statements of the innermost body that may be unrolled; more only costs instruction cache and compile time.
@@ -99,7 +99,10 @@ def _axes(info: Structure, anchors: tuple[Block, ...]) -> tuple[dict[str, int], 
                         return None
                     if producer.is_reduction:
                         for number, axis in enumerate(mapped):
-                            if axis is not None and axes[axis].setdefault(producer.name, number) != number:
+                            if (
+                                axis is not None
+                                and axes[axis].setdefault(producer.name, number) != number
+                            ):
                                 return None
                     else:
                         todo.append((producer, mapped))
@@ -111,7 +114,9 @@ def _needed(info: Structure, producer: Block, anchors: tuple[Block, ...]) -> boo
     return producer.name in names or bool(names & info.ancestors(producer))
 
 
-def _through(access, producer: Block, positions: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+def _through(
+    access, producer: Block, positions: tuple[int | None, ...]
+) -> tuple[int | None, ...] | None:
     """For each iterator of ``producer`` the output axis that it follows, None where it follows none."""
     write = next(w for w in producer.writes if w.buffer == access.buffer)
     mapped: list[int | None] = [None] * len(producer.extents)
@@ -128,7 +133,9 @@ def problem(form: Contraction, sch: s_tir.Schedule) -> Problem:
     """Describe the largest anchor to the tile search."""
     anchor = max(form.anchors, key=lambda block: block.extent(range(len(block.extents))))
     extents = form.outputs[0].extents
-    axis_of = {axes[anchor.name]: number for number, axes in enumerate(form.axes) if anchor.name in axes}
+    axis_of = {
+        axes[anchor.name]: number for number, axes in enumerate(form.axes) if anchor.name in axes
+    }
     copies = 0
     for block in form.anchors:
         whole = [i for i in block.spatial if i not in {axes.get(block.name) for axes in form.axes}]
@@ -163,7 +170,7 @@ def _divisors(sch: s_tir.Schedule, anchor: Block) -> dict[int, int]:
     return found
 
 
-def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
+def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | None:
     """Schedule a function of contraction form with the best tile that fits.
 
     Parameters
@@ -175,7 +182,7 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | N
 
     Returns
     -------
-    s_tir.Schedule or None
+    tirx.PrimFunc or None
         None when the function has another form or no tile fits.
     """
     base = s_tir.Schedule(func)
@@ -186,7 +193,7 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | N
         sch = base.copy()
         _schedule(sch, form, tile)
         if shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:
-            return sch
+            return allow_registers(sch)
     return None
 
 

@@ -20,10 +20,9 @@ class Conv2d(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    ) -> tirx.PrimFunc | None:
         """Return the schedule; None when no reduction walks a window, or one feeds another."""
         info = structure(s_tir.Schedule(func))
         if info is None or not any(block.has_window for block in info.reductions):
             return None
         return apply_contraction(func, limits(target))
-

@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from ...compat import Target, s_tir, tirx
 from ..analysis import Structure, local_bytes, shared_bytes, structure
 from ..base import Limits, ScheduleTemplate, limits
-from ..steps import fuse_loops, inline_injective, isolate_outputs, loops_of, move_into_threads
+from ..steps import (
+    allow_registers,
+    fuse_loops,
+    inline_injective,
+    isolate_outputs,
+    loops_of,
+    move_into_threads,
+)
 
 _THREADS = 128
 
@@ -31,7 +38,7 @@ class Fallback(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    ) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None for a group that cannot be one kernel, and for opaque loop nests."""
         bounds = limits(target)
         info = structure(s_tir.Schedule(func))
@@ -53,7 +60,7 @@ def _prepare(func: tirx.PrimFunc) -> tuple[s_tir.Schedule, Structure] | None:
     return (sch, info) if len({output.extents for output in info.outputs}) == 1 else None
 
 
-def _serial(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
+def _serial(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | None:
     """Every thread for itself, where no reduction feeds another: nothing is then computed twice over."""
     prepared = _prepare(func)
     if prepared is None:
@@ -64,10 +71,10 @@ def _serial(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
     if any(names & info.ancestors(block) for block in inner):
         return None
     move_into_threads(sch, info, min(_THREADS, bounds.threads))
-    return sch if local_bytes(sch.mod["main"]) <= _LOCAL_BYTES else None
+    return allow_registers(sch) if local_bytes(sch.mod["main"]) <= _LOCAL_BYTES else None
 
 
-def _tiled(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
+def _tiled(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | None:
     """A tile of the outputs per block; what the tile needs is computed by all threads into shared memory."""
     prepared = _prepare(func)
     if prepared is None or not prepared[1].is_regular:
@@ -78,7 +85,7 @@ def _tiled(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
         sch = base.copy()
         _schedule_tile(sch, info, sizes, threads)
         if shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:
-            return sch
+            return allow_registers(sch)
     return None
 
 

@@ -38,7 +38,7 @@ class Matmul(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    ) -> tirx.PrimFunc | None:
         """Return the schedule; None when a reduction is no product, or feeds another."""
         info = structure(s_tir.Schedule(func))
         if info is None or not info.reductions or not all(map(is_product, info.reductions)):

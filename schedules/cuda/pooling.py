@@ -18,7 +18,7 @@ _THREADS = 128
 
 
 class Pooling(ScheduleTemplate):
-    """Reductions of one operand over small windows, any number side by side, with prologue and epilogue."""
+    """Reductions of one operand over small sliding windows, any number side by side, with prologue and epilogue."""
 
     name = "pooling"
     kind = "cuda"
@@ -26,15 +26,15 @@ class Pooling(ScheduleTemplate):
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
     ) -> s_tir.Schedule | None:
-        """Return the schedule; None without a reduction, with a large one, a product, or one that feeds another."""
+        """Return the schedule; None for a reduction without a window or with a large one, or that feeds another."""
         sch = s_tir.Schedule(func)
         info = structure(sch)
         if info is None or not (info.is_static and info.is_regular) or not info.reductions:
             return None
         names = {block.name for block in info.reductions}
         for block in info.reductions:
-            small = len(block.reads) == 1 and block.extent(block.reduced) <= _WINDOW
-            if not small or names & info.ancestors(block):
+            slides = block.has_window and len(block.reads) == 1
+            if not slides or block.extent(block.reduced) > _WINDOW or names & info.ancestors(block):
                 return None
         isolate_outputs(sch)
         info = inline_injective(sch)

@@ -107,7 +107,11 @@ def _rows(info: Structure) -> Rows | None:
             return None
     row_iters = {
         block.name: tuple(
-            next(i for i in block.spatial if classes[block.name, i] == label and block.extents[i] != 1)
+            next(
+                i
+                for i in block.spatial
+                if classes[block.name, i] == label and block.extents[i] != 1
+            )
             for label in row_order
         )
         for block in info.blocks
@@ -161,12 +165,19 @@ def _threads_across(rows: Rows, bounds: Limits) -> tuple[int, int]:
     if width < bounds.warp // 2:
         # No good divisor: the last block is partly idle, and a row has one thread, because an exchange between
         # threads must not sit under a condition.
-        return (min(2 * bounds.warp, rows.row_count), 1) if rows.row_count > 1 else (1, bounds.threads // 4)
+        return (
+            (min(2 * bounds.warp, rows.row_count), 1)
+            if rows.row_count > 1
+            else (1, bounds.threads // 4)
+        )
     blocks = rows.row_count // width
     threads = 1
     most = min(bounds.threads, 1024) // width
     while threads * 2 <= most and threads * 2 * _PER_THREAD <= rows.length:
-        if threads * width >= 128 and blocks * threads * width >= bounds.multiprocessors * 2 * _THREADS:
+        if (
+            threads * width >= 128
+            and blocks * threads * width >= bounds.multiprocessors * 2 * _THREADS
+        ):
             break
         threads *= 2
     return width, threads
@@ -177,7 +188,9 @@ def _divisor(number: int, most: int) -> int:
 
 
 def _schedule(sch: s_tir.Schedule, rows: Rows, height: int, threads: int, *, across: bool) -> None:
-    row_tag, column_tag = ("threadIdx.x", "threadIdx.y") if across else ("threadIdx.y", "threadIdx.x")
+    row_tag, column_tag = (
+        ("threadIdx.x", "threadIdx.y") if across else ("threadIdx.y", "threadIdx.x")
+    )
     nests = []
     for output in rows.info.outputs:
         row, column = _row_and_column(sch, output, rows)

@@ -115,19 +115,26 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
     most = max(1, _ACCUMULATORS // problem.copies)
     registers_of = _products(problem, order, _register_choices, 1, most)
     scored = []
-    for threads in _products(problem, order, _thread_choices, 2 * bounds.warp, min(bounds.threads, 256)):
+    for threads in _products(
+        problem, order, _thread_choices, 2 * bounds.warp, min(bounds.threads, 256)
+    ):
         for registers in registers_of:
             sizes = tuple(t * r for t, r in zip(threads, registers, strict=True))
             if not all(map(_fits, problem.axes, sizes)):
                 continue
             steps = _steps(problem, sizes, budget)
             if steps is not None:
-                exact = all(_extent(axis, size) % size == 0 for axis, size in zip(problem.axes, sizes, strict=True))
+                exact = all(
+                    _extent(axis, size) % size == 0
+                    for axis, size in zip(problem.axes, sizes, strict=True)
+                )
                 cost = _cost(problem, threads, registers, steps, bounds)
                 scored.append((cost, not exact, threads, registers, steps))
     # Where TVM cannot tell how much of a partial tile is used, tiles without a rest still work: keep some of both.
     best = heapq.nsmallest(count // 2, scored)
-    best += heapq.nsmallest(count // 2, (choice for choice in scored if not choice[1] and choice not in best))
+    best += heapq.nsmallest(
+        count // 2, (choice for choice in scored if not choice[1] and choice not in best)
+    )
     return tuple(
         Tile(*choice[2:], tuple(map(_group, problem.axes, map(operator.mul, choice[2], choice[3]))))
         for choice in best
@@ -146,7 +153,9 @@ def _extent(axis: Axis, size: int) -> int:
 
 def _fits(axis: Axis, size: int) -> bool:
     """A tile is no larger than what it tiles, and does not straddle groups."""
-    return size <= axis.extent and (not axis.divisor or size <= axis.divisor or size % axis.divisor == 0)
+    return size <= axis.extent and (
+        not axis.divisor or size <= axis.divisor or size % axis.divisor == 0
+    )
 
 
 def _products(problem, order, choices, least, most):
@@ -177,7 +186,9 @@ def _register_choices(extent: int) -> list[int]:
     return [7, 1] if extent == 7 else [size for size in (1, 2, 4, 8) if size <= extent]
 
 
-def _footprint(problem: Problem, operand: Operand, sizes: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+def _footprint(
+    problem: Problem, operand: Operand, sizes: Sequence[int], steps: Sequence[int]
+) -> tuple[int, int]:
     """Elements of an operand under a tile, and how many of them are contiguous."""
     total = run = 1
     for size, spatial, reduced in operand.dims:
@@ -222,7 +233,9 @@ def _step_candidates(reduced: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], .
     found = []
     for whole in (True, False):
         steps = [
-            tuple(step if i == channel else (size if whole else 1) for i, size in enumerate(reduced))
+            tuple(
+                step if i == channel else (size if whole else 1) for i, size in enumerate(reduced)
+            )
             for step in reversed(divisors)
         ]
         small = [choice for choice in steps if math.prod(choice) <= _SLICE]
@@ -254,7 +267,9 @@ def _cost(
         elements, run = _footprint(problem, operand, sizes, steps)
         copied += elements * (1 + 8 / run)
     work = math.prod(steps) * (math.prod(registers) + _SHARED_LOAD * loads)
-    slices = math.prod(-(-extent // step) for extent, step in zip(problem.reduced, steps, strict=True))
+    slices = math.prod(
+        -(-extent // step) for extent, step in zip(problem.reduced, steps, strict=True)
+    )
     per_thread = slices * (work + _COPY * copied / threads + _BARRIER)
     # A multiprocessor works at full rate from _BUSY_THREADS on, below that in proportion.
     resident = max(1, _BUSY_THREADS // threads)

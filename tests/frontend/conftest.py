@@ -18,7 +18,11 @@ def run_module() -> Callable[..., list[np.ndarray]]:
     def run(mod: tvm.IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
         machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
         result = machine["main"](*[tvm.runtime.tensor(array) for array in arrays])
-        return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [item.numpy() for item in result]
+        return (
+            [result.numpy()]
+            if isinstance(result, tvm.runtime.Tensor)
+            else [item.numpy() for item in result]
+        )
 
     return run
 
@@ -43,7 +47,9 @@ def bound() -> Callable[..., tvm.IRModule]:
     """Return a function that binds parameters of a TVMScript module to arrays (scripts hold no tensor constants)."""
 
     def bind(mod: tvm.IRModule, **arrays: np.ndarray) -> tvm.IRModule:
-        return relax.transform.BindParams("main", {k: tvm.runtime.tensor(v) for k, v in arrays.items()})(mod)
+        return relax.transform.BindParams(
+            "main", {k: tvm.runtime.tensor(v) for k, v in arrays.items()}
+        )(mod)
 
     return bind
 
@@ -52,7 +58,9 @@ def bound() -> Callable[..., tvm.IRModule]:
 def check_pass() -> Callable[..., tvm.IRModule]:
     """Return a function that asserts pass(before) == after, that the pass is idempotent and leaves its input alone."""
 
-    def check(transform: object, before: tvm.IRModule, after: tvm.IRModule | None = None) -> tvm.IRModule:
+    def check(
+        transform: object, before: tvm.IRModule, after: tvm.IRModule | None = None
+    ) -> tvm.IRModule:
         """``after=None`` means that the pass must not fire."""
         digest = tvm_ffi.structural_hash(before)
         result = transform(before)

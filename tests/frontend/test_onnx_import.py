@@ -11,9 +11,10 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
 from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
+from tvm_fusion.frontend import child, onnx_native
 from tvm_fusion.frontend import onnx as frontend
-from tvm_fusion.frontend import onnx_native
 
 
 def model(nodes, inputs, constants=(), output="y", opset=17, **kwargs):
@@ -21,11 +22,19 @@ def model(nodes, inputs, constants=(), output="y", opset=17, **kwargs):
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in inputs.items()
+        ],
         [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in dict(constants).items()],
+        [
+            numpy_helper.from_array(np.asarray(value), name)
+            for name, value in dict(constants).items()
+        ],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, **kwargs)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, **kwargs
+    )
 
 
 def against_reference(run_module, proto, *arrays):
@@ -45,7 +54,9 @@ def data(*shape, seed=0):
 
 def test_names_are_the_models_own(operators):
     nodes = [
-        helper.make_node("Conv", ["in/put.0", "w", "b"], ["c"], name="block1/conv", pads=[1, 1, 1, 1]),
+        helper.make_node(
+            "Conv", ["in/put.0", "w", "b"], ["c"], name="block1/conv", pads=[1, 1, 1, 1]
+        ),
         helper.make_node("Relu", ["c"], ["features"]),
         helper.make_node("Flatten", ["features"], ["f"], name="flat"),
         helper.make_node("Gemm", ["f", "m", "d"], ["y"], name="head:0", transB=1),
@@ -80,7 +91,9 @@ def test_operators_that_tvm_would_lower(run_module, operators):
         helper.make_node("Clip", ["x", "low", "high"], ["c"]),
         helper.make_node("Pad", ["c", "pads"], ["p"], mode="reflect"),
         helper.make_node("Tile", ["p", "repeats"], ["t"]),
-        helper.make_node("Conv", ["t", "w"], ["k"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3]),
+        helper.make_node(
+            "Conv", ["t", "w"], ["k"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3]
+        ),
         helper.make_node("Einsum", ["k", "k"], ["y"], equation="nchw,nchw->nc"),
     ]
     constants = {
@@ -100,8 +113,16 @@ def test_batch_norm_folds_into_the_convolution(run_module, operators):
         helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"], name="norm"),
         helper.make_node("Relu", ["n"], ["y"], name="relu"),
     ]
-    constants = {"w": data(4, 2, 3, 3), "s": data(4), "b": data(4), "m": data(4), "v": np.abs(data(4)) + 0.5}
-    mod = against_reference(run_module, model(nodes, {"x": [1, 4, 8, 8]}, constants), data(1, 4, 8, 8))
+    constants = {
+        "w": data(4, 2, 3, 3),
+        "s": data(4),
+        "b": data(4),
+        "m": data(4),
+        "v": np.abs(data(4)) + 0.5,
+    }
+    mod = against_reference(
+        run_module, model(nodes, {"x": [1, 4, 8, 8]}, constants), data(1, 4, 8, 8)
+    )
     assert operators(mod) == [("conv", "nn.conv2d"), ("norm", "add"), ("relu", "nn.relu")]
 
 
@@ -119,7 +140,10 @@ def computed_reshape(batch):
 
 
 def test_shape_arithmetic_is_evaluated(operators):
-    for mod in (frontend.load(computed_reshape(2)), frontend.load(computed_reshape("N"), shape={"x": (2, 3, 4, 4)})):
+    for mod in (
+        frontend.load(computed_reshape(2)),
+        frontend.load(computed_reshape("N"), shape={"x": (2, 3, 4, 4)}),
+    ):
         assert operators(mod) == [("view", "reshape")]
         assert [int(dim) for dim in mod["main"].ret_ty.shape.values] == [2, 48]
 
@@ -182,7 +206,12 @@ def test_missing_operators_are_named():
 
 def test_local_functions_are_inlined(run_module):
     function = helper.make_function(
-        "local", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+        "local",
+        "Double",
+        ["a"],
+        ["b"],
+        [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 17)],
     )
     call = helper.make_node("Double", ["x"], ["y"], name="call", domain="local")
     proto = model([call], {"x": [2, 3]}, functions=[function])
@@ -202,11 +231,15 @@ def test_files(tmp_path):
 
 
 def test_external_weights(tmp_path, run_module):
-    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 64]}, {"w": data(64, 64)})
+    proto = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 64]}, {"w": data(64, 64)}
+    )
     path = tmp_path / "model.onnx"
     onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     x = data(2, 64, seed=1)
-    np.testing.assert_allclose(run_module(frontend.load(path), x)[0], x @ data(64, 64), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run_module(frontend.load(path), x)[0], x @ data(64, 64), rtol=1e-4, atol=1e-4
+    )
     with pytest.raises(InvalidModelError, match="load the model by its path"):
         frontend.load(onnx.load(path, load_external_data=False))
     (tmp_path / "weights.bin").unlink()
@@ -222,7 +255,10 @@ def test_the_given_model_is_not_changed():
 
 
 def test_huge_computed_constants_are_refused():
-    nodes = [helper.make_node("ConstantOfShape", ["s"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    nodes = [
+        helper.make_node("ConstantOfShape", ["s"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
     proto = model(nodes, {"x": [1, 1 << 20]}, {"s": np.array([1 << 20, 1 << 20])})
     with pytest.raises(InvalidModelError, match="take more than"):
         frontend.load(proto)
@@ -235,7 +271,7 @@ def test_a_model_without_work_is_refused():
 
 def test_a_failing_simplifier_is_left_out(monkeypatch, caplog, operators):
     def fail(proto):
-        raise onnx_native.NativeFailure("it crashed")
+        raise child.ChildFailure("it crashed")
 
     monkeypatch.setattr(onnx_native, "simplify", fail)
     assert operators(frontend.load(computed_reshape("N"))) == [("view", "reshape")]
@@ -257,5 +293,7 @@ def test_nothing_is_printed(tmp_path):
         "    except FusionError: pass\n"
     )
     paths = [str(tmp_path / name) for name in ("good.onnx", "bad.onnx")]
-    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("", "")

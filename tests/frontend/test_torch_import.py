@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
 from tvm_fusion.frontend import load
 from tvm_fusion.frontend import torch as frontend
@@ -50,7 +51,9 @@ def test_a_single_output_is_no_tuple(tmp_path, run_module):
     torch.export.save(export(net, x), tmp_path / "net.pt2")
     mod = load(tmp_path / "net.pt2")
     assert hasattr(mod["main"].ret_ty, "dtype")
-    np.testing.assert_allclose(run_module(mod, x.numpy())[0], net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run_module(mod, x.numpy())[0], net(x).detach().numpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_weights_are_copied(run_module):
@@ -94,7 +97,9 @@ def test_bad_files(tmp_path):
     with pytest.raises(InvalidModelError, match="truncated"):
         load(tmp_path / "short.pt2")
     for position in range(100, len(whole), len(whole) // 20):
-        (tmp_path / "flipped.pt2").write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        (tmp_path / "flipped.pt2").write_bytes(
+            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        )
         try:
             load(tmp_path / "flipped.pt2")
         except InvalidModelError:

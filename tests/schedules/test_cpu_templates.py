@@ -14,12 +14,8 @@ from tvm_fusion.schedules.cpu.templates import (
 )
 
 from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
-from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
-from tvm_fusion.transform.legalize_horizontal import (
-    emit_concat_stores,
-    emit_joined,
-    emit_split_store,
-)
+from tvm_fusion.testing.groups import emit_joined, group_function, group_module, run_on_cpu, with_group_function
+from tvm_fusion.transform.legalize_horizontal import emit_concat_stores, emit_split_store
 
 op = relax.op
 LLVM = Target("llvm")
@@ -173,6 +169,11 @@ CASES = {
         [(50, 64), (64, 3)],
         lambda builder, x, w: builder.emit(op.matmul(x, w)),
     ),
+    "outer_product": (
+        "cpu_window",
+        [(17, 1), (1, 8)],
+        lambda builder, x, w: builder.emit(op.matmul(x, w)),
+    ),
     "batched": (
         "cpu_contraction",
         [(3, 50, 64), (3, 64, 50)],
@@ -295,6 +296,13 @@ def test_symbolic_shapes_fall_back():
     scheduled, template = registry.schedule(group_function(mod), LLVM)
     assert template == "cpu_fallback"
     check_numbers(mod, scheduled, inputs_of([(5, 16)], "float32"), "float32")
+
+
+def test_empty_tensors_fall_back():
+    mod = group_module([(3, 0, 16)], "float32", unary(op.nn.relu))
+    scheduled, template = registry.schedule(group_function(mod), LLVM)
+    assert template == "cpu_fallback"
+    check_numbers(mod, scheduled, inputs_of([(3, 0, 16)], "float32"), "float32")
 
 
 def test_tile_is_parallel_and_vectorised():

@@ -5,14 +5,9 @@ import numpy as np
 import pytest
 
 from tvm_fusion.compat import relax, tirx, tvm
-from tvm_fusion.testing.groups import group_module, run_on_cpu
+from tvm_fusion.testing.groups import emit_joined, group_module, run_on_cpu
 from tvm_fusion.transform.legalize import LEGALIZE_MAP, legalize
-from tvm_fusion.transform.legalize_horizontal import (
-    JOINS,
-    emit_concat_stores,
-    emit_joined,
-    emit_split_store,
-)
+from tvm_fusion.transform.legalize_horizontal import emit_concat_stores, emit_split_store
 
 op = relax.op
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -239,14 +234,6 @@ def test_joined_without_bias_or_epilogue():
     )
     expected = conv(x, w[0], None, attrs) * conv(x, w[1], None, attrs)
     np.testing.assert_allclose(run(mod, x, w), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_joined_refuses_unknown_names():
-    builder = relax.BlockBuilder()
-    with pytest.raises(ValueError, match="unknown join 'concat'"):
-        emit_joined(builder, None, None, None, [], "concat", None, "float32")
-    with pytest.raises(ValueError, match="unknown epilogue operator 'sort'"):
-        emit_joined(builder, None, None, None, ["relu", "sort"], next(iter(JOINS)), None, "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..compat import relax, silent_native, tvm
+from ..compat import relax, tvm
 from ..errors import TargetError
 from ..planner.plan import Plan
-from .signature import Signature, TensorSpec, load_library, signature_in
+from .library import export_library, load_library
+from .signature import Signature, TensorSpec, signature_in
+
+
+#: Definition (or declaration) of a kernel in CUDA source.
+_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 
 
 class LoadedModel:
@@ -102,12 +108,16 @@ class CompiledModel(LoadedModel):
 
     def export(self, path: str | Path) -> None:
         """Write a shared library that plain TVM runs, without this package."""
-        with silent_native():
-            self._library.export_library(str(path))
+        export_library(self._library, path)
 
     def cuda_sources(self) -> list[str]:
         """CUDA source text of each device module (empty for a CPU model)."""
         return device_sources(self._library.mod)
+
+    def cuda_kernels(self) -> list[str]:
+        """Names of the kernels in those sources, in order."""
+        found = (_KERNEL.findall(source) for source in self.cuda_sources())
+        return list(dict.fromkeys(name for names in found for name in names))
 
 
 def device_sources(module: Any) -> list[str]:

@@ -110,7 +110,13 @@ def kernel_resources(source: str, arch: str) -> dict[str, KernelResources]:
         path = Path(folder, "kernels.cu")
         path.write_text(source)
         result = subprocess.run(
-            [*command, f"--ptxas-options={','.join(assembler)}", "-o", f"{folder}/kernels.cubin", str(path)],
+            [
+                *command,
+                f"--ptxas-options={','.join(assembler)}",
+                "-o",
+                f"{folder}/kernels.cubin",
+                str(path),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -145,5 +151,7 @@ def parse_report(text: str) -> dict[str, KernelResources]:
             stack, spill = int(match[1]), int(match[2]) + int(match[3])
         elif name and (match := _USED.search(line)):
             shared = _SHARED.search(line)
-            found[name] = KernelResources(int(match[1]), spill, int(shared[1]) if shared else 0, stack)
+            found[name] = KernelResources(
+                int(match[1]), spill, int(shared[1]) if shared else 0, stack
+            )
     return found

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..compat import ir, relax, silent_native, tirx, tvm
+from ..compat import ir, relax, tirx, tvm
 from ..errors import InvalidModelError
+from .library import load_library
 
 #: Name of the VM function that returns the signature as JSON.
 FUNCTION = "tvm_fusion_signature"
@@ -92,20 +93,6 @@ def read_signature(path: str | Path) -> Signature:
         If the file is not a library that this package exported.
     """
     return signature_in(load_library(path), str(path))
-
-
-def load_library(path: str | Path) -> Any:
-    """Load an exported library as a TVM runtime module (see `read_signature` for errors)."""
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; write it with `tvm-fusion compile MODEL -o {file.name}`")
-    if file.open("rb").read(4) != b"\x7fELF":
-        raise InvalidModelError(f"{file} is not a compiled library; write one with `tvm-fusion compile`")
-    try:
-        with silent_native():
-            return tvm.runtime.load_module(str(file.resolve()))
-    except (RuntimeError, OSError, ValueError) as err:
-        raise InvalidModelError(f"{file} cannot be loaded ({str(err).splitlines()[-1]}); compile it again") from err
 
 
 def signature_in(library: Any, name: str) -> Signature:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidModelError
-from . import onnx, torch
-from .relax import from_relax, load_json
 
 if TYPE_CHECKING:
     from ..compat import tvm
 
 __all__ = ["from_relax", "load", "onnx", "torch"]
 
-_LOADERS = {".onnx": onnx.load, ".pt2": torch.load, ".json": load_json}
+#: Suffix -> (module, function).
+_LOADERS = {".onnx": ("onnx", "load"), ".pt2": ("torch", "load"), ".json": ("relax", "load_json")}
+
+
+def __getattr__(name: str) -> Any:
+    # On demand: the child processes that check files import this package, and need no TVM.
+    if name == "from_relax":
+        return importlib.import_module(".relax", __name__).from_relax
+    if name in ("onnx", "torch"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(
@@ -59,4 +68,7 @@ def load(
         )
     if not path.is_file():
         raise InvalidModelError(f"the model file {str(path)!r} does not exist")
-    return loader(path, shape=shape, dtype=dtype)
+    module, function = loader
+    return getattr(importlib.import_module(f".{module}", __name__), function)(
+        path, shape=shape, dtype=dtype
+    )

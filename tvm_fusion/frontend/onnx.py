@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..compat import tvm
 from ..errors import FusionError, InvalidModelError
-from . import onnx_graph, onnx_native
+from . import child, onnx_graph, onnx_native
 from .canonical import canonicalize
 from .canonical.constants import MAX_FOLDED_BYTES
 
@@ -76,7 +76,9 @@ def load(
     try:
         return canonicalize(_import(proto, shape), dtype)
     except UnicodeDecodeError:  # protobuf decodes names when they are read
-        raise InvalidModelError("the model has names that are not text: the file is damaged") from None
+        raise InvalidModelError(
+            "the model has names that are not text: the file is damaged"
+        ) from None
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -103,6 +105,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
         raise InvalidModelError(
             "the model has no graph or no output: the file is truncated or not an ONNX model"
         )
+    onnx_graph.require_text(model.graph)
     skeleton, weights = onnx_graph.split_weights(model)
     onnx_graph.fix_dimensions(skeleton.graph, weights, shape)
     onnx_graph.name_nodes(skeleton.graph)
@@ -125,7 +128,7 @@ def _simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the simplified model, or the model as it is when the simplifier does not manage."""
     try:
         simplified = onnx_native.simplify(model)
-    except onnx_native.NativeFailure as error:
+    except child.ChildFailure as error:
         _LOGGER.warning("the ONNX simplifier was left out: %s", error)
         return model
     return onnx_native.check_and_infer(simplified)

@@ -70,6 +70,15 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
     return skeleton, large
 
 
+def require_text(graph: onnx.GraphProto) -> None:
+    """Raise InvalidModelError when a name is not text: protobuf gives undecodable names as bytes."""
+    names = [name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    names += [attribute.name for node in graph.node for attribute in node.attribute]
+    names += [named.name for named in (*graph.initializer, *graph.input, *graph.output)]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidModelError("the model has names that are not text: the file is damaged")
+
+
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
@@ -335,7 +344,9 @@ def settle_reshapes(graph: onnx.GraphProto) -> None:
     import onnx
 
     values = (*graph.value_info, *graph.output, *graph.input)
-    shapes = {v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")}
+    shapes = {
+        v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")
+    }
     stored = {tensor.name for tensor in graph.initializer}
     stored.update(node.output[0] for node in graph.node if node.op_type == "Constant")
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
@@ -343,7 +354,11 @@ def settle_reshapes(graph: onnx.GraphProto) -> None:
         if node.op_type != "Reshape" or len(node.input) < 2 or node.input[1] in stored:
             continue
         before, after = shapes.get(node.input[0]), shapes.get(node.output[0])
-        if before is None or after is None or any(attr.name == "allowzero" and attr.i for attr in node.attribute):
+        if (
+            before is None
+            or after is None
+            or any(attr.name == "allowzero" and attr.i for attr in node.attribute)
+        ):
             continue
         target = [
             dim.dim_value if dim.dim_value > 0 else 0 if _same_symbol(dim, i, before) else -1
@@ -351,7 +366,9 @@ def settle_reshapes(graph: onnx.GraphProto) -> None:
         ]
         if target.count(-1) <= 1:
             name = _fresh(f"{node.output[0]}_shape", taken)
-            graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target))
+            graph.initializer.append(
+                onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target)
+            )
             node.input[1] = name
     _drop_dead_nodes(graph)
 
@@ -365,7 +382,13 @@ def _drop_dead_nodes(graph: onnx.GraphProto) -> None:
     for node in reversed(graph.node):
         if any(output in needed for output in node.output):
             needed.update(node.input)
-            needed.update(name for attr in node.attribute if attr.HasField("g") for n in attr.g.node for name in n.input)
+            needed.update(
+                name
+                for attr in node.attribute
+                if attr.HasField("g")
+                for n in attr.g.node
+                for name in n.input
+            )
             kept.append(node)
     kept.reverse()
     del graph.node[:]

@@ -1,44 +1,38 @@
-"""Child process that runs ONNX's native checker, shape inference and simplifier on an untrusted graph.
+"""The child process in which ONNX's checker, shape inference and simplifier see an untrusted graph."""
 
-Run by ``onnx_native.py`` with a ModelProto without its large weights on stdin; never imported by the package. A
-malformed graph can crash or hang this native code, which then costs one child process. The answer on stdout is one
-line of JSON, followed by the resulting ModelProto.
-"""
+from __future__ import annotations
 
-import json
-import os
-import sys
+from typing import TYPE_CHECKING, Any
+
+from .child import serve
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def main() -> None:
-    """Read a model from stdin, process it, write the answer to stdout."""
-    request = json.loads(sys.argv[1])
-    _limit_memory(request["memory_bytes"])
-    # Native libraries print to the file descriptors: keep a private copy of stdout and close theirs.
-    answer = os.fdopen(os.dup(1), "wb")
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)
+    """Serve one request: {"stage": "check" or "simplify", "fold_bytes": int}, with a ModelProto as data."""
+    serve(_step)
 
+
+def _step(request: dict[str, Any], data: bytes) -> bytes:
     import onnx
 
-    model = onnx.load_model_from_string(sys.stdin.buffer.read())
-    header: dict[str, str] = {}
-    try:
-        if request["stage"] == "check":
-            model = _check(model)
-        else:
-            model = _simplify(model, request["fold_limit"])
-    except Exception as error:  # noqa: BLE001 - reported to the parent, which decides
-        header = {"error": type(error).__name__, "message": str(error)}
-        model = onnx.ModelProto()
-    answer.write(json.dumps(header).encode() + b"\n")
-    answer.write(model.SerializeToString())
-    answer.close()
-    os._exit(0)  # native libraries' teardown has nothing to add
+    model = onnx.load_model_from_string(data)
+    if request["stage"] == "check":
+        return _check(model).SerializeToString()
+    import onnxsim
+
+    # Without "optimization" the nodes keep their names and no batch norm is fused: that is our passes' work.
+    simplified, _ = onnxsim.simplify(
+        model,
+        perform_optimization=False,
+        tensor_size_threshold=f"{request['fold_bytes'] // 1024}KB",
+    )
+    return simplified.SerializeToString()
 
 
-def _check(model):
+def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     if not all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
@@ -50,26 +44,3 @@ def _check(model):
 
         model = onnx.inliner.inline_local_functions(model)
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-
-
-def _simplify(model, fold_limit):
-    import onnxsim
-
-    # Without "optimization" the nodes keep their names and no batch norm is fused: that is our passes' work.
-    simplified, _ = onnxsim.simplify(
-        model, perform_optimization=False, tensor_size_threshold=f"{fold_limit // 1024}KB"
-    )
-    return simplified
-
-
-def _limit_memory(limit):
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from ..compat import relax, tirx, tvm
 from ..errors import InvalidModelError
+from . import child
 from .canonical import canonicalize
+
+#: Time limit of the trial reading of a JSON module.
+READ_SECONDS = 300
 
 
 def from_relax(
@@ -48,22 +52,32 @@ def load_json(
     shape: Mapping[str, Sequence[int]] | None = None,
     dtype: str | None = None,
 ) -> tvm.IRModule:
-    """Import a Relax module saved by ``tvm.ir.save_json``."""
+    """Import a Relax module saved by ``tvm.ir.save_json``.
+
+    TVM's reader trusts its input: a damaged file crashes the process. So a child process reads the file first, which
+    takes about 2 s.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        json.loads(text)  # TVM's own reader reports a position in C++ source instead
+        data = Path(path).read_bytes()
+        json.loads(data)  # TVM's own reader reports a position in C++ source instead
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
     try:
-        mod = tvm.ir.load_json(text)
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        child.run(f"{__package__}.relax_worker", {}, data, step="TVM", seconds=READ_SECONDS)
+    except child.ChildFailure as error:
+        reason = str(error).splitlines()[0]
         raise InvalidModelError(
-            f"{str(path)!r} does not hold a module saved by tvm.ir.save_json: {reason}"
+            f"{str(path)!r} does not hold a Relax module saved by tvm.ir.save_json: {reason}"
         ) from None
+    return from_relax(read_json(data.decode()), dtype, shape=shape)
+
+
+def read_json(text: str) -> tvm.IRModule:
+    """Return the module in ``text``; only for text that a child process has read before."""
+    mod = tvm.ir.load_json(text)
     if not isinstance(mod, tvm.IRModule):
-        raise InvalidModelError(f"{str(path)!r} holds a {type(mod).__name__}, not a Relax module")
-    return from_relax(mod, dtype, shape=shape)
+        raise InvalidModelError(f"it holds a {type(mod).__name__}")
+    return mod
 
 
 def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tvm.IRModule:
@@ -77,7 +91,11 @@ def bind_dimensions(mod: tvm.IRModule, shape: Mapping[str, Sequence[int]]) -> tv
     if "main" not in [gvar.name_hint for gvar in mod.get_global_vars()]:
         return mod  # canonicalize says so
     main = mod["main"]
-    count = len(main.params) if main.attrs is None else int(main.attrs.get("num_input", len(main.params)))
+    count = (
+        len(main.params)
+        if main.attrs is None
+        else int(main.attrs.get("num_input", len(main.params)))
+    )
     inputs = {param.name: param for param in main.params[:count]}
     listing = "; the model's inputs are " + ", ".join(
         f"{name}={_describe(p)}" for name, p in inputs.items()
@@ -108,4 +126,6 @@ def _describe(param: relax.Var) -> str:
     shape = getattr(param.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return "unknown"
-    return ",".join(str(int(dim)) if isinstance(dim, tirx.IntImm) else str(dim) for dim in shape.values)
+    return ",".join(
+        str(int(dim)) if isinstance(dim, tirx.IntImm) else str(dim) for dim in shape.values
+    )

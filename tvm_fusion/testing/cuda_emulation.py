@@ -26,7 +26,9 @@ from ..errors import CompilerError
 from ._cuda_shim import SHIM
 
 _TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
-_KERNEL = re.compile(r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))? (\w+)\(([^)]*)\)\s*\{')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))? (\w+)\(([^)]*)\)\s*\{'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,9 @@ def launch_of(func: tirx.PrimFunc) -> Launch:
 
     def note(tag: str, extent: tirx.PrimExpr) -> None:
         if tag in _TAGS and extents.setdefault(tag, int(extent)) != int(extent):
-            raise ValueError(f"{tag} has extents {extents[tag]} and {int(extent)}; launch one kernel at a time")
+            raise ValueError(
+                f"{tag} has extents {extents[tag]} and {int(extent)}; launch one kernel at a time"
+            )
 
     def loop(node: tirx.For) -> None:
         if node.thread_binding is not None:
@@ -156,7 +160,9 @@ def emulate(
         pointers, (ctypes.c_int * 3)(*launch.grid), (ctypes.c_int * 3)(*launch.block), int(backward)
     )
     if status:
-        raise RuntimeError(f"kernel {kernel}: a barrier or a warp exchange is not reached by every thread")
+        raise RuntimeError(
+            f"kernel {kernel}: a barrier or a warp exchange is not reached by every thread"
+        )
 
 
 def _parameters(text: str) -> tuple[list[str], list[str]]:
@@ -181,13 +187,18 @@ def _compile(text: str) -> ctypes.CDLL:
         command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
         try:
             result = subprocess.run(
-                [*command, "-o", str(library), str(path)], capture_output=True, text=True, check=False
+                [*command, "-o", str(library), str(path)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except FileNotFoundError as error:
             raise CompilerError("g++ is not installed; emulation needs a C++17 compiler") from error
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line]
-            raise CompilerError(f"g++ rejects the kernel: {lines[0] if lines else result.stderr[:200]}")
+            raise CompilerError(
+                f"g++ rejects the kernel: {lines[0] if lines else result.stderr[:200]}"
+            )
         return ctypes.CDLL(str(library))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..compat import BlockBuilder, relax, tirx, tvm
+from ..compat import BlockBuilder, ir, relax, tirx, tvm
 from ..transform.legalize import legalize
+from ..transform.legalize_horizontal import merged_conv2d, select_branch
 
 Make = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
 
@@ -47,6 +48,55 @@ def group_module(shapes: Sequence[Sequence[int]], dtype: str, make: Make) -> tvm
         builder.emit_func_output(result)
     fused = relax.transform.FuseTIR()(legalize(builder.get()))
     return relax.transform.DeadCodeElimination()(fused)
+
+
+def emit_joined(
+    builder: BlockBuilder,
+    x: relax.Expr,
+    weight: relax.Expr,
+    bias: relax.Expr | None,
+    epilogue: Sequence[str],
+    join: str,
+    attrs: ir.Attrs,
+    dtype: str,
+) -> relax.Expr:
+    """Emit a merged convolution and its joined branches as LowerGroups does.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Builder of the group's function.
+    x, weight : relax.Expr
+        Input, and the members' weights stacked in front.
+    bias : relax.Expr or None
+        ``[b, f]``.
+    epilogue : sequence of str
+        Names of unary Relax operators, in order.
+    join : str
+        Name of the binary Relax operator that joins the branches.
+    attrs : Attrs
+        Attributes of one member's ``conv2d``.
+    dtype : str
+        Type of the result.
+    """
+    axis = 3 if str(attrs.data_layout) == "NHWC" else 1
+    value = builder.emit(builder.call_te(merged_conv2d, x, weight, attrs))
+    if bias is not None:
+        count, channels = (int(extent) for extent in bias.ty.shape)
+        shape = [1] * value.ty.ndim
+        shape[axis : axis + 2] = count, channels
+        wide = builder.emit(relax.op.astype(builder.emit(relax.op.reshape(bias, shape)), "float32"))
+        value = builder.emit(relax.op.add(value, wide))
+    for name in epilogue:
+        value = builder.emit(getattr(relax.op.nn, name)(value))
+    parts = [
+        builder.emit(builder.call_te(select_branch, value, b, axis))
+        for b in range(int(weight.ty.shape[0]))
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = builder.emit(getattr(relax.op, join)(total, part))
+    return total if dtype == "float32" else relax.op.astype(total, dtype)
 
 
 def group_function(mod: tvm.IRModule) -> tirx.PrimFunc:

@@ -101,7 +101,7 @@ def _weight_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
             )
         elif node.op_type == "Gemm":
             transposed = any(attr.name == "transB" and attr.i for attr in node.attribute)
-            gain = 0.3 if node.output[0] in heads else np.sqrt(2.0)
+            gain = 0.2 if node.output[0] in heads else np.sqrt(2.0)
             roles[names[1]] = ("gemm_transposed" if transposed else "gemm", gain)
         elif node.op_type == "BatchNormalization":
             roles.update({names[1]: ("scale", 1.0), names[4]: ("variance", 1.0)})
@@ -201,7 +201,7 @@ def parallel_convs(
     -------
     IRModule
         Bindings are called ``conv0``, ``bias0``, ``relu0`` (``conv0_1`` for the second convolution of branch 0), and
-        ``join``.
+        ``join``, ``join1``, ....
     """
     height, width = (spatial, spatial) if isinstance(spatial, int) else spatial
     generator = np.random.default_rng(seed)

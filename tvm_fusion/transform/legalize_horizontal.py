@@ -1,57 +1,19 @@
 """Definitions that lowering needs for horizontal groups and that Relax has no operator for.
 
-* ``merged_conv2d`` and ``emit_joined``: the convolutions of members that share their input as one 5-D convolution
-  with a branch dimension, and their join as one expression over the branches.
+* ``merged_conv2d`` and ``select_branch``: the convolutions of members that share their input as one 5-D
+  convolution with a branch dimension, and one branch of it.
 * ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per member.
 * ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result.
 
-All of them emit ``call_tir``, so that FuseTIR takes them into the group's one PrimFunc.
+All of them become ``call_tir``, so that FuseTIR takes them into the group's one PrimFunc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from itertools import accumulate
 
 from ..compat import BlockBuilder, ir, relax, s_tir, te, tirx, topi
-
-Unary = Callable[[te.Tensor], te.Tensor]
-
-
-def _gelu(x: te.Tensor) -> te.Tensor:
-    half = tirx.const(0.5, x.dtype)
-    return te.compute(
-        x.shape,
-        lambda *i: x(*i) * half * (1 + tirx.erf(x(*i) * tirx.const(0.5**0.5, x.dtype))),
-        "gelu",
-    )
-
-
-def _silu(x: te.Tensor) -> te.Tensor:
-    return te.compute(x.shape, lambda *i: x(*i) * tirx.sigmoid(x(*i)), "silu")
-
-
-#: Unary operators that an epilogue may name, as Relax names them. They are computed in float32.
-UNARY: dict[str, Unary] = {
-    "abs": topi.abs,
-    "exp": topi.exp,
-    "gelu": _gelu,
-    "negative": topi.negative,
-    "relu": topi.nn.relu,
-    "sigmoid": topi.sigmoid,
-    "silu": _silu,
-    "sqrt": topi.sqrt,
-    "tanh": topi.tanh,
-}
-
-#: Joins of the branches into one tensor.
-JOINS: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
-    "add": lambda a, b: a + b,
-    "maximum": tirx.max,
-    "minimum": tirx.min,
-    "multiply": lambda a, b: a * b,
-}
 
 
 def merged_conv2d(x: te.Tensor, weight: te.Tensor, attrs: ir.Attrs) -> te.Tensor:
@@ -129,81 +91,22 @@ def merged_conv2d(x: te.Tensor, weight: te.Tensor, attrs: ir.Attrs) -> te.Tensor
     )
 
 
-def emit_joined(
-    builder: BlockBuilder,
-    x: relax.Expr,
-    stacked_weight: relax.Expr,
-    stacked_bias: relax.Expr | None,
-    epilogue: Sequence[str | Unary],
-    join: str,
-    conv_attrs: ir.Attrs,
-    out_dtype: str,
-) -> relax.Expr:
-    """Emit ``join_b(epilogue(conv2d(x, weight[b]) + bias[b]))`` as one ``call_tir``.
-
-    Everything between the convolution and the result is float32. The join is an expression over the branches, in their
-    order, and no reduction block: schedules can compute it in registers.
+def select_branch(stacked: te.Tensor, branch: int, axis: int) -> te.Tensor:
+    """Return one branch of a merged convolution.
 
     Parameters
     ----------
-    builder : BlockBuilder
-        The builder of the group's function.
-    x, stacked_weight : relax.Expr
-        As in ``merged_conv2d``.
-    stacked_bias : relax.Expr or None
-        ``[b, f]``.
-    epilogue : sequence of str or callable
-        Unary operators in order, each a key of ``UNARY`` or a function of a float32 tensor.
-    join : str
-        A key of ``JOINS``.
-    conv_attrs : Attrs
-        Relax attributes of one member's ``conv2d``.
-    out_dtype : str
-        Type of the result.
-
-    Returns
-    -------
-    relax.Expr
-        The call, ``[n, f, y, x]`` or ``[n, y, x, f]``; not yet bound to a variable.
-
-    Raises
-    ------
-    ValueError
-        If ``join`` or an operator of ``epilogue`` is unknown.
+    stacked : te.Tensor
+        A tensor with a branch axis.
+    branch : int
+        Which branch.
+    axis : int
+        The branch axis: 1 for ``[n, b, f, y, x]``, 3 for ``[n, y, x, b, f]``.
     """
-    unknown = [op for op in epilogue if not callable(op) and op not in UNARY]
-    if unknown:
-        raise ValueError(
-            f"unknown epilogue operator {unknown[0]!r}; choose from {', '.join(UNARY)}"
-        )
-    if join not in JOINS:
-        raise ValueError(f"unknown join {join!r}; choose from {', '.join(JOINS)}")
-
-    def joined(data: te.Tensor, weight: te.Tensor, *bias: te.Tensor) -> te.Tensor:
-        value = merged_conv2d(data, weight, conv_attrs)
-        channels_last = str(conv_attrs.data_layout) == "NHWC"
-        branch_axis = 3 if channels_last else 1
-        if bias:
-            value = te.compute(
-                value.shape,
-                lambda *i: (
-                    value(*i) + bias[0](i[branch_axis], i[branch_axis + 1]).astype("float32")
-                ),
-                name="T_add",
-            )
-        for op in epilogue:
-            value = (op if callable(op) else UNARY[op])(value)
-        branches = int(weight.shape[0])
-
-        def element(*index: tirx.Var) -> tirx.Expr:
-            terms = [value(*index[:branch_axis], b, *index[branch_axis:]) for b in range(branches)]
-            return reduce(JOINS[join], terms).astype(out_dtype)
-
-        shape = [*value.shape[:branch_axis], *value.shape[branch_axis + 1 :]]
-        return te.compute(shape, element, name="T_join")
-
-    operands = [x, stacked_weight] + ([] if stacked_bias is None else [stacked_bias])
-    return builder.call_te(joined, *operands, primfunc_name_hint="merged_conv2d_join")
+    shape = [*stacked.shape[:axis], *stacked.shape[axis + 1 :]]
+    return te.compute(
+        shape, lambda *i: stacked(*i[:axis], branch, *i[axis:]), name="select_branch"
+    )
 
 
 def emit_split_store(

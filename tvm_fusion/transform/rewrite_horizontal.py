@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import BlockBuilder, Constant, ir, relax, te, tvm, update_type
+from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type
 from ..errors import LoweringError
 from ..graph.relax import RelaxGraph, from_function
 from ..strategies.branches import Branch
 from ..strategies.decompose import Decomposition, decompose
 from ..strategies.horizontal import same_structure
 from .legalize import NARROW_TYPES
-from .legalize_horizontal import emit_concat_stores, emit_split_store, merged_conv2d
+from .legalize_horizontal import emit_concat_stores, emit_split_store, merged_conv2d, select_branch
 from .rename import LiftConstants, Substitute
 
 
@@ -269,7 +269,7 @@ def _emit_stacked(group: _Group) -> None:
     done = {b.head for b in branches} | {name for names in steps for name in names}
     for k, branch in enumerate(branches):
         last = group.steps(branch)[prefix - 1] if prefix else branch.head
-        part = group.builder.emit(group.builder.call_te(_select, value, k, branch_axis))
+        part = group.builder.emit(group.builder.call_te(select_branch, value, k, branch_axis))
         group.values[group.var_of[last]] = part
     rest = [o.name for o in group.graph.operators if o.name not in done]
     if dtype in NARROW_TYPES:
@@ -308,12 +308,6 @@ def _common_prefix(group: _Group, branches: Sequence[Branch]) -> int:
         if same_structure(group.graph, cut):
             return length
     return 0
-
-
-def _select(stacked: te.Tensor, branch: int, axis: int) -> te.Tensor:
-    """Branch ``branch`` of a tensor with a branch axis."""
-    shape = [*stacked.shape[:axis], *stacked.shape[axis + 1 :]]
-    return te.compute(shape, lambda *i: stacked(*i[:axis], branch, *i[axis:]), name="select_branch")
 
 
 def _emit_partitioned(group: _Group) -> None:

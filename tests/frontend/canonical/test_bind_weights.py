@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import BindWeights
 
 
@@ -15,7 +16,9 @@ class Dense:
     """One input, two weights."""
 
     @R.function
-    def main(x: R.Tensor((1, 2), "float32"), w: R.Tensor((2, 3), "float32"), b: R.Tensor((3,), "float32")):
+    def main(
+        x: R.Tensor((1, 2), "float32"), w: R.Tensor((2, 3), "float32"), b: R.Tensor((3,), "float32")
+    ):
         R.func_attr({"num_input": 1})
         with R.dataflow():
             y = R.matmul(x, w)
@@ -29,8 +32,14 @@ W, B = np.ones((2, 3), "float32"), np.zeros(3, "float32")
 
 def test_by_name_by_order_and_by_attribute(bound):
     expected = bound(Dense, w=W, b=B)
-    attached = tvm.IRModule({"main": Dense["main"].with_attr("params", [tvm.runtime.tensor(W), tvm.runtime.tensor(B)])})
-    for result in (BindWeights({"w": W, "b": B})(Dense), BindWeights([W, B])(Dense), BindWeights()(attached)):
+    attached = tvm.IRModule(
+        {"main": Dense["main"].with_attr("params", [tvm.runtime.tensor(W), tvm.runtime.tensor(B)])}
+    )
+    for result in (
+        BindWeights({"w": W, "b": B})(Dense),
+        BindWeights([W, B])(Dense),
+        BindWeights()(attached),
+    ):
         tvm.ir.assert_structural_equal(result, expected)
         assert [param.name for param in result["main"].params] == ["x"]
 

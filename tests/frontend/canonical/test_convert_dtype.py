@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import ConvertDtype
 
 
@@ -14,7 +15,11 @@ class Single:
     """Floats, integers, casts and operators that carry a dtype."""
 
     @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32"), n: R.Tensor((2,), "int64"), w: R.Tensor((2, 2, 1, 1), "float32")):
+    def main(
+        x: R.Tensor((1, 2, 4, 4), "float32"),
+        n: R.Tensor((2,), "int64"),
+        w: R.Tensor((2, 2, 1, 1), "float32"),
+    ):
         with R.dataflow():
             conv = R.nn.conv2d(x, w, out_dtype="float32")
             half = R.astype(conv, "float16")
@@ -34,7 +39,11 @@ class Half:
     """What becomes of it."""
 
     @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float16"), n: R.Tensor((2,), "int64"), w: R.Tensor((2, 2, 1, 1), "float16")):
+    def main(
+        x: R.Tensor((1, 2, 4, 4), "float16"),
+        n: R.Tensor((2,), "int64"),
+        w: R.Tensor((2, 2, 1, 1), "float16"),
+    ):
         with R.dataflow():
             conv = R.nn.conv2d(x, w)
             masked = R.add(conv, R.const(-65504, "float16"))
@@ -64,7 +73,9 @@ def _back(bound):
     class After:
         @R.function
         def main(
-            x: R.Tensor((1, 2, 4, 4), "float32"), n: R.Tensor((2,), "int64"), w: R.Tensor((2, 2, 1, 1), "float32")
+            x: R.Tensor((1, 2, 4, 4), "float32"),
+            n: R.Tensor((2,), "int64"),
+            w: R.Tensor((2, 2, 1, 1), "float32"),
         ):
             with R.dataflow():
                 conv = R.nn.conv2d(x, w)

@@ -9,6 +9,7 @@ import pytest
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import ConvertLayout, FlattenBindings, RemoveNoOps
 
 SHAPE = (1, 4, 8, 8)
@@ -25,7 +26,9 @@ def between(middle):
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            value = builder.emit(relax.op.nn.conv2d(x, relax.const(weight(4, 4, 3, 3)), padding=1), "conv")
+            value = builder.emit(
+                relax.op.nn.conv2d(x, relax.const(weight(4, 4, 3, 3)), padding=1), "conv"
+            )
             value = builder.emit(middle(builder, value), "middle")
             channels = int(value.ty.shape.values[1])
             kernel = relax.const(weight(6, channels, 1, 1, seed=1))
@@ -45,7 +48,9 @@ def across_channels(builder, value):
     """A local response normalisation as TVM imports it: a pool along the channels."""
     value = builder.emit(relax.op.reshape(value, (1, 1, *SHAPE[1:])))
     value = builder.emit(
-        relax.op.nn.avg_pool3d(value, (3, 1, 1), (1, 1, 1), padding=(1, 0, 0), count_include_pad=True)
+        relax.op.nn.avg_pool3d(
+            value, (3, 1, 1), (1, 1, 1), padding=(1, 0, 0), count_include_pad=True
+        )
     )
     return relax.op.reshape(value, SHAPE)
 
@@ -65,12 +70,16 @@ MIDDLES = {
     "plane": lambda b, v: relax.op.multiply(v, relax.const(weight(8, 8))),
     "scalar": lambda b, v: relax.op.multiply(v, relax.const(2.0)),
     "residual": lambda b, v: relax.op.add(v, b.emit(relax.op.nn.relu(v))),
-    "where": lambda b, v: relax.op.where(b.emit(relax.op.greater(v, relax.const(0.0))), v, relax.const(0.1)),
+    "where": lambda b, v: relax.op.where(
+        b.emit(relax.op.greater(v, relax.const(0.0))), v, relax.const(0.1)
+    ),
     "max pool": lambda b, v: relax.op.nn.max_pool2d(v, (3, 3), (2, 2), (1, 1, 1, 1)),
     "average pool": lambda b, v: relax.op.nn.avg_pool2d(v, (2, 2), (2, 2), count_include_pad=True),
     "adaptive pool": lambda b, v: relax.op.nn.adaptive_avg_pool2d(v, (2, 2)),
     "global mean": lambda b, v: relax.op.mean(v, axis=[2, 3], keepdims=True),
-    "gate": lambda b, v: relax.op.multiply(v, b.emit(relax.op.sigmoid(b.emit(relax.op.mean(v, [2, 3], True))))),
+    "gate": lambda b, v: relax.op.multiply(
+        v, b.emit(relax.op.sigmoid(b.emit(relax.op.mean(v, [2, 3], True))))
+    ),
     "softmax": lambda b, v: relax.op.nn.softmax(v, axis=1),
     "pad": lambda b, v: relax.op.nn.pad(v, [0, 0, 1, 0, 1, 2, 3, 4]),
     "resize": lambda b, v: relax.op.image.resize2d(v, (16, 16)),
@@ -89,7 +98,9 @@ def test_no_transpose_between_convolutions(run_module, operators, name):
     # The input, the output (where it is more than one pixel), and the model's own.
     assert transposes == {"shuffle": 3, "global mean": 1}.get(name, 2)
     x = weight(*SHAPE, seed=2)
-    np.testing.assert_allclose(run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_flatten_and_dense_layer(run_module, operators):
@@ -105,7 +116,9 @@ def test_flatten_and_dense_layer(run_module, operators):
     after = ConvertLayout()(before)
     assert [op for _, op in operators(after)] == ["permute_dims", "nn.conv2d", "reshape", "matmul"]
     data = weight(*SHAPE, seed=2)
-    np.testing.assert_allclose(run_module(after, data)[0], run_module(before, data)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        run_module(after, data)[0], run_module(before, data)[0], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_structure_and_names(check_pass, bound, operators):
@@ -126,7 +139,12 @@ def test_structure_and_names(check_pass, bound, operators):
             with R.dataflow():
                 conv1 = R.permute_dims(x, [0, 2, 3, 1])
                 conv = R.nn.conv2d(
-                    conv1, w, padding=[1, 1, 1, 1], data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC"
+                    conv1,
+                    w,
+                    padding=[1, 1, 1, 1],
+                    data_layout="NHWC",
+                    kernel_layout="OHWI",
+                    out_layout="NHWC",
                 )
                 out1 = R.nn.relu(conv)
                 out = R.permute_dims(out1, [0, 3, 1, 2])

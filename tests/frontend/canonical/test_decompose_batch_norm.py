@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import DecomposeBatchNorm
 
 
@@ -85,4 +86,6 @@ def test_negative_variance_stays(check_pass, bound):
                 R.output(out)
             return out
 
-    check_pass(DecomposeBatchNorm(), bound(Before, **{**statistics(), "v": np.full(3, -1, "float32")}))
+    check_pass(
+        DecomposeBatchNorm(), bound(Before, **{**statistics(), "v": np.full(3, -1, "float32")})
+    )

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+
 from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
 from tvm_fusion.frontend.canonical import FlattenBindings
 
@@ -49,7 +50,9 @@ def test_nested_operands_take_the_name_of_their_binding(operators):
     out = relax.Var("node", relax.TensorType((2, 3), "float32"))
     nested = relax.op.add(relax.op.nn.relu(relax.op.exp(x)), x)
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(out, nested)])], out)
-    mod = tvm.IRModule({"main": relax.Function([x], body, out.ty).with_attr("global_symbol", "main")})
+    mod = tvm.IRModule(
+        {"main": relax.Function([x], body, out.ty).with_attr("global_symbol", "main")}
+    )
     flat = FlattenBindings()(mod)
     assert operators(flat) == [("node", "exp"), ("node", "nn.relu"), ("node", "add")]
 
@@ -73,7 +76,9 @@ def test_control_flow_is_refused():
     @I.ir_module
     class Before:
         @R.function
-        def main(c: R.Tensor((), "bool"), x: R.Tensor((2,), "float32")) -> R.Tensor((2,), "float32"):
+        def main(c: R.Tensor((), "bool"), x: R.Tensor((2,), "float32")) -> R.Tensor(
+            (2,), "float32"
+        ):
             if c:
                 y = R.nn.relu(x)
             else:
@@ -116,5 +121,5 @@ def test_main_is_needed():
                 R.output(y)
             return y
 
-    with pytest.raises(InvalidModelError, match='"main".*forward'):
+    with pytest.raises(InvalidModelError, match=r'"main".*forward'):
         FlattenBindings()(Before)

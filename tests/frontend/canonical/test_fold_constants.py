@@ -7,6 +7,7 @@ import pytest
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.errors import InvalidModelError
 from tvm_fusion.frontend.canonical import CompactConstants, FoldConstants
 
@@ -16,8 +17,14 @@ def constants(mod):
     found = []
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
-            args = [f for a in binding.value.args for f in (a.fields if isinstance(a, relax.Tuple) else [a])]
-            found += [a.value.numpy() for a in args if hasattr(a, "value") and hasattr(a.value, "numpy")]
+            args = [
+                f
+                for a in binding.value.args
+                for f in (a.fields if isinstance(a, relax.Tuple) else [a])
+            ]
+            found += [
+                a.value.numpy() for a in args if hasattr(a, "value") and hasattr(a.value, "numpy")
+            ]
     return found
 
 
@@ -87,7 +94,9 @@ def test_arithmetic_is_exact(bound):
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((2,), "float32"), a: R.Tensor((2,), "float32"), b: R.Tensor((2,), "float32")):
+        def main(
+            x: R.Tensor((2,), "float32"), a: R.Tensor((2,), "float32"), b: R.Tensor((2,), "float32")
+        ):
             with R.dataflow():
                 c = R.divide(a, R.sqrt(b))
                 out = R.multiply(x, c)

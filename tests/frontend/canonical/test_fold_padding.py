@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import FoldPadding
 
 

@@ -7,6 +7,7 @@ import pytest
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import FlattenBindings, FoldScaleIntoWeights
 
 
@@ -18,7 +19,11 @@ def build(anchor, data_shape, weight_shape, *, scale=None, before=None, dtype="f
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            value = x if before is None else builder.emit(relax.op.multiply(x, relax.const(before)), "before")
+            value = (
+                x
+                if before is None
+                else builder.emit(relax.op.multiply(x, relax.const(before)), "before")
+            )
             value = builder.emit(anchor(value, weight, **attrs), "anchor")
             if scale is not None:
                 value = builder.emit(relax.op.multiply(value, relax.const(scale)), "scale")
@@ -55,7 +60,9 @@ def test_output_scale(run_module, operators, case):
     after = FoldScaleIntoWeights()(before)
     assert [name for name, _ in operators(after)] == ["anchor"]
     x = np.random.default_rng(2).standard_normal(data, dtype="float32")
-    np.testing.assert_allclose(run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,14 +78,20 @@ def test_input_scale(run_module, operators, anchor, data, weight, attrs, scale):
     after = FoldScaleIntoWeights()(before)
     assert operators(after)[0][0] == "anchor" and len(operators(after)) == 1
     x = np.random.default_rng(2).standard_normal(data, dtype="float32")
-    np.testing.assert_allclose(run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run_module(after, x)[0], run_module(before, x)[0], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_values_are_rounded_once(bound, check_pass):
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((2, 4), "float32"), w: R.Tensor((4, 3), "float32"), s: R.Tensor((3,), "float32")):
+        def main(
+            x: R.Tensor((2, 4), "float32"),
+            w: R.Tensor((4, 3), "float32"),
+            s: R.Tensor((3,), "float32"),
+        ):
             with R.dataflow():
                 product = R.matmul(x, w)
                 out = R.multiply(product, s)
@@ -109,7 +122,13 @@ def test_values_are_rounded_once(bound, check_pass):
 )
 def test_no_fire(check_pass, scale, before, groups):
     mod = build(
-        relax.op.nn.conv2d, (1, 4, 6, 6), (8, 4 // groups, 3, 3), scale=scale, before=before, groups=groups, padding=1
+        relax.op.nn.conv2d,
+        (1, 4, 6, 6),
+        (8, 4 // groups, 3, 3),
+        scale=scale,
+        before=before,
+        groups=groups,
+        padding=1,
     )
     check_pass(FoldScaleIntoWeights(), mod)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import MergeScaleShifts
 
 
@@ -52,7 +53,11 @@ def test_constants_move_to_the_right(check_pass, bound):
     @I.ir_module
     class After:
         @R.function
-        def main(x: R.Tensor((2, 3), "float32"), c: R.Tensor((3,), "float32"), d: R.Tensor((3,), "float32")):
+        def main(
+            x: R.Tensor((2, 3), "float32"),
+            c: R.Tensor((3,), "float32"),
+            d: R.Tensor((3,), "float32"),
+        ):
             with R.dataflow():
                 a = R.add(x, c)
                 b = R.nn.relu(a)
@@ -69,7 +74,9 @@ def test_what_must_stay(check_pass, bound):
     class Before:
         @R.function
         def main(
-            x: R.Tensor((1, 3), "float32"), n: R.Tensor((1, 3), "int32"), rows: R.Tensor((2, 1), "float32")
+            x: R.Tensor((1, 3), "float32"),
+            n: R.Tensor((1, 3), "int32"),
+            rows: R.Tensor((2, 1), "float32"),
         ):
             with R.dataflow():
                 read_twice = R.multiply(x, R.const(2.0, "float32"))

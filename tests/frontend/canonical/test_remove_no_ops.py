@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import RemoveNoOps
 
 
@@ -73,7 +74,11 @@ def test_neutral_constants_and_broadcasts(check_pass, bound):
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((2, 3), "float32"), y: R.Tensor((3,), "float32"), zeros: R.Tensor((3,), "float32")):
+        def main(
+            x: R.Tensor((2, 3), "float32"),
+            y: R.Tensor((3,), "float32"),
+            zeros: R.Tensor((3,), "float32"),
+        ):
             with R.dataflow():
                 a = R.multiply(x, R.const(1.0, "float32"))
                 b = R.add(a, zeros)
@@ -102,7 +107,9 @@ def test_working_operators_stay(check_pass):
         @R.function
         def main(x: R.Tensor((2, 3), "float32"), y: R.Tensor((1, 3), "float32")):
             with R.dataflow():
-                a = R.strided_slice(x, axes=[0], begin=[-1], end=[-3], strides=[-1])  # reversed, of the same shape
+                a = R.strided_slice(
+                    x, axes=[0], begin=[-1], end=[-3], strides=[-1]
+                )  # reversed, of the same shape
                 b = R.permute_dims(a, [1, 0])
                 c = R.reshape(b, R.shape([2, 3]))
                 d = R.astype(c, "float16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import SimplifyBias
 
 W = np.ones((2, 3, 1, 1), "float32")
@@ -48,7 +49,9 @@ def test_forms(check_pass, bound):
             return (first, second, third)
 
     b, r = np.array([1, 2], "float32"), np.array([[3, 4]], "float32")
-    after = bound(After, w=W, m=M, b=b.reshape(1, 2, 1, 1), c=np.full((1, 2, 1, 1), 0.5, "float32"), r=r[0])
+    after = bound(
+        After, w=W, m=M, b=b.reshape(1, 2, 1, 1), c=np.full((1, 2, 1, 1), 0.5, "float32"), r=r[0]
+    )
     check_pass(SimplifyBias(), bound(Before, w=W, m=M, b=b.reshape(2, 1, 1), r=r), after)
 
 

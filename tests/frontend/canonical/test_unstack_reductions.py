@@ -7,6 +7,7 @@ import pytest
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+
 from tvm_fusion.frontend.canonical import UnstackReductions
 
 
@@ -14,7 +15,11 @@ def test_sum_of_stack(check_pass, operators):
     @I.ir_module
     class Before:
         @R.function
-        def main(a: R.Tensor((2, 3), "float32"), b: R.Tensor((2, 3), "float32"), c: R.Tensor((2, 3), "float32")):
+        def main(
+            a: R.Tensor((2, 3), "float32"),
+            b: R.Tensor((2, 3), "float32"),
+            c: R.Tensor((2, 3), "float32"),
+        ):
             with R.dataflow():
                 stacked = R.stack((a, b, c), axis=0)
                 total = R.sum(stacked, axis=[0])
@@ -24,7 +29,11 @@ def test_sum_of_stack(check_pass, operators):
     @I.ir_module
     class After:
         @R.function
-        def main(a: R.Tensor((2, 3), "float32"), b: R.Tensor((2, 3), "float32"), c: R.Tensor((2, 3), "float32")):
+        def main(
+            a: R.Tensor((2, 3), "float32"),
+            b: R.Tensor((2, 3), "float32"),
+            c: R.Tensor((2, 3), "float32"),
+        ):
             with R.dataflow():
                 partial = R.add(a, b)
                 total = R.add(partial, c)
@@ -44,13 +53,19 @@ def test_every_form_computes_the_same(run_module, operators, reduction, keepdims
     with builder.function("main", params):
         with builder.dataflow():
             joined = builder.emit(getattr(relax.op, join)(params, axis=1), "joined")
-            total = builder.emit_output(getattr(relax.op, reduction)(joined, axis=1, keepdims=keepdims), "total")
+            total = builder.emit_output(
+                getattr(relax.op, reduction)(joined, axis=1, keepdims=keepdims), "total"
+            )
         builder.emit_func_output(total)
     before = builder.get()
     after = UnstackReductions()(before)
     assert join not in dict(operators(after)).values()
-    inputs = [np.random.default_rng(i).standard_normal((2, 1, 3), dtype="float32") for i in range(3)]
-    np.testing.assert_allclose(run_module(after, *inputs)[0], run_module(before, *inputs)[0], rtol=1e-6)
+    inputs = [
+        np.random.default_rng(i).standard_normal((2, 1, 3), dtype="float32") for i in range(3)
+    ]
+    np.testing.assert_allclose(
+        run_module(after, *inputs)[0], run_module(before, *inputs)[0], rtol=1e-6
+    )
 
 
 def test_other_axes_and_wide_pieces_stay(check_pass):

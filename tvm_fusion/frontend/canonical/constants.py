@@ -28,7 +28,9 @@ def to_numpy(const: ir.GenericConst) -> np.ndarray:
     return array
 
 
-def to_constant(array: np.ndarray, dtype: str | None = None, *, saturate: bool = False) -> ir.GenericConst:
+def to_constant(
+    array: np.ndarray, dtype: str | None = None, *, saturate: bool = False
+) -> ir.GenericConst:
     """Return a Relax constant that holds ``array``, cast to ``dtype`` if given (see ``cast``).
 
     Raises

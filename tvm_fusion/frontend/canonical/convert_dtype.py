@@ -82,7 +82,11 @@ class _Rewriter(BindingRewriter):
         dtype = getattr(call.attrs, "dtype", None)
         if op == "astype" and str(dtype) in CONVERTED and _dtype_is(call.args[0], self._dtype):
             return call.args[0]
-        return with_attrs(call, dtype=self._dtype) if dtype is not None and self._converts(dtype) else call
+        return (
+            with_attrs(call, dtype=self._dtype)
+            if dtype is not None and self._converts(dtype)
+            else call
+        )
 
     def _converts(self, dtype: object) -> bool:
         return str(dtype) in CONVERTED and str(dtype) != self._dtype

@@ -25,7 +25,9 @@ class _Rewriter(BindingRewriter):
             pad = self.producer(value.args[0])
             padding = [a + int(b) for a, b in zip(added, value.attrs.padding, strict=True)]
             value = with_attrs(with_args(value, pad.args[0], value.args[1]), padding=padding)
-            added = _spatial_zeros(self.producer(value.args[0], "nn.pad"), str(value.attrs.data_layout))
+            added = _spatial_zeros(
+                self.producer(value.args[0], "nn.pad"), str(value.attrs.data_layout)
+            )
         return value
 
 

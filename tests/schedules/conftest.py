@@ -1,0 +1,105 @@
+"""What the tests of CUDA templates share: real functions, and a check of everything that must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+
+from tvm_fusion.build.ptxas import kernel_resources
+from tvm_fusion.schedules import limits, schedule, templates
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing import cuda_emulation
+from tvm_fusion.testing.groups import group_function, group_module
+
+#: Largest error relative to the largest value, by type of the output.
+TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "int64": 0, "int32": 0, "bool": 0}
+
+
+class CudaChecks:
+    """Makes functions from operators and checks what a template makes of them."""
+
+    target = staticmethod(parse_target)
+
+    @staticmethod
+    def function(
+        build: Callable,
+        *shapes: tuple[int, ...],
+        dtype: str = "float32",
+        group: bool = True,
+        with_builder: bool = False,
+    ):
+        """PrimFunc of what ``build(emit, *inputs)`` or ``build(builder, *inputs)`` emits, lowered like a group."""
+        make = build if with_builder else lambda builder, *inputs: build(builder.emit, *inputs)
+        func = group_function(group_module(shapes, dtype, make))
+        return func.with_attr("tvm_fusion.strategy", "vertical") if group else func
+
+    @staticmethod
+    def template(name: str):
+        """A registered template by name."""
+        return next(t for t in templates(parse_target("cuda:sm_90")) if t.name == name)
+
+    @staticmethod
+    def inputs(func, outputs: int = 1, seed: int = 0) -> list[np.ndarray]:
+        """Random arrays for the inputs of a function."""
+        rng = np.random.default_rng(seed)
+        return [
+            rng.standard_normal([int(n) for n in param.ty.shape]).astype(str(param.ty.dtype))
+            for param in list(func.params)[:-outputs]
+        ]
+
+    @staticmethod
+    def expected(func, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """What the unscheduled function computes on the CPU."""
+        built = tvm.compile(
+            tvm.IRModule({"f": func.with_attr("global_symbol", "f")}), target="llvm"
+        )
+        results = [
+            tvm.runtime.tensor(np.zeros([int(n) for n in param.ty.shape], str(param.ty.dtype)))
+            for param in list(func.params)[len(inputs) :]
+        ]
+        built["f"](*map(tvm.runtime.tensor, inputs), *results)
+        return [result.numpy() for result in results]
+
+    def check(self, func, template: str, outputs: int = 1, arch: str = "sm_90") -> str:
+        """Schedule by the registry; one kernel of the named template, right in both thread orders. Return its source."""
+        target = parse_target(f"cuda:{arch}")
+        scheduled, name = schedule(func, target)
+        assert name == template
+        source = cuda_emulation.cuda_source(scheduled, target)
+        assert len(cuda_emulation.kernels(source)) == 1
+        launch = cuda_emulation.launch_of(scheduled)
+        assert np.prod(launch.block) <= limits(target).threads
+        inputs = self.inputs(func, outputs)
+        expected = self.expected(func, inputs)
+        for backward in (False, True):
+            results = cuda_emulation.run(
+                scheduled, inputs, target, source=source, backward=backward
+            )
+            for result, reference in zip(results, expected, strict=True):
+                reference64 = reference.astype("float64")
+                scale = max(1e-6, np.abs(reference64).max())
+                error = np.abs(result.astype("float64") - reference64).max() / scale
+                assert error <= TOLERANCE[str(reference.dtype)], (
+                    f"error {error}, backward={backward}"
+                )
+        return source
+
+    @staticmethod
+    def resources(func, arch: str):
+        """What the only kernel of a function takes, by nvcc."""
+        target = parse_target(f"cuda:{arch}")
+        scheduled, _ = schedule(func, target)
+        (kernel,) = kernel_resources(cuda_emulation.cuda_source(scheduled, target), arch).values()
+        assert kernel.spill_bytes == 0
+        assert kernel.stack_bytes == 0
+        assert kernel.shared_bytes <= limits(target).shared_bytes
+        return kernel
+
+
+@pytest.fixture(scope="session")
+def cuda() -> CudaChecks:
+    """The checks."""
+    return CudaChecks()

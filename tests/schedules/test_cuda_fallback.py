@@ -1,0 +1,110 @@
+"""The last template: chains of anchors in one kernel, refusals of groups, several kernels without a group."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_fusion.errors import LoweringError
+from tvm_fusion.schedules import schedule
+from tvm_fusion.testing import cuda_emulation
+
+op = relax.op
+
+
+def conv(emit, x, w, **attrs):
+    """Convolution and ReLU."""
+    return emit(op.nn.relu(emit(op.nn.conv2d(x, w, **attrs))))
+
+
+def conv_and_mean(emit, x, w):
+    """A tensor and its mean, which the tensor's threads cannot form alone."""
+    total = emit(op.nn.conv2d(x, w))
+    return total, emit(op.mean(total, [2, 3]))
+
+
+ONE_KERNEL = [
+    pytest.param(
+        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1), v, padding=1),
+        ((1, 16, 13, 13), (16, 16, 3, 3), (8, 16, 3, 3)),
+        id="two convolutions",
+    ),
+    pytest.param(
+        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1, groups=16), v),
+        ((2, 16, 27, 27), (16, 1, 3, 3), (24, 16, 1, 1)),
+        id="depthwise and pointwise",
+    ),
+    pytest.param(
+        lambda e, x, w: e(op.nn.max_pool2d(conv(e, x, w, padding=1), 3, 2, 1)),
+        ((1, 16, 55, 55), (16, 16, 3, 3)),
+        id="convolution and pooling",
+    ),
+    pytest.param(
+        lambda e, x, w: conv(e, e(op.nn.max_pool2d(x, 3, 1, 1)), w),
+        ((1, 16, 13, 13), (16, 16, 1, 1)),
+        id="pooling and convolution",
+    ),
+    pytest.param(
+        lambda e, x, w: e(op.nn.softmax(e(op.matmul(x, w)))),
+        ((16, 64), (64, 100)),
+        id="product and softmax",
+    ),
+    pytest.param(
+        lambda e, x, w, v: e(op.matmul(e(op.matmul(x, w)), v)),
+        ((16, 64), (64, 100), (100, 30)),
+        id="two products",
+    ),
+    pytest.param(
+        lambda e, x, w: e(op.reshape(conv(e, x, w, padding=1), (1, 16 * 13 * 13))),
+        ((1, 16, 13, 13), (16, 16, 3, 3)),
+        id="flattened convolution",
+    ),
+    pytest.param(
+        lambda e, q, k, v: e(op.nn.attention(q, k, v)), ((1, 16, 4, 8),) * 3, id="attention"
+    ),
+    pytest.param(
+        lambda e, x, g, b: e(op.nn.group_norm(x, g, b, 4, 1, [2, 3])),
+        ((2, 16, 8, 8), (16,), (16,)),
+        id="group norm",
+    ),
+    pytest.param(
+        lambda e, x: e(op.nn.adaptive_avg_pool2d(x, (3, 3))),
+        ((1, 80, 13, 13),),
+        id="windows of different size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "shapes"), ONE_KERNEL)
+def test_one_kernel(cuda, build, shapes):
+    cuda.check(cuda.function(build, *shapes), "fallback")
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("build", "shapes"), ONE_KERNEL)
+def test_resources(cuda, build, shapes):
+    cuda.resources(cuda.function(build, *shapes), "sm_90")
+
+
+def test_a_group_that_needs_several_kernels_is_refused(cuda):
+    func = cuda.function(conv_and_mean, (1, 16, 13, 13), (16, 16, 1, 1))
+    with pytest.raises(LoweringError, match="leave it ungrouped"):
+        schedule(func, cuda.target("cuda:sm_90"))
+
+
+def test_without_a_group_several_kernels_are_legal(cuda):
+    func = cuda.function(conv_and_mean, (1, 16, 13, 13), (16, 16, 1, 1), group=False)
+    target = cuda.target("cuda:sm_90")
+    scheduled, name = schedule(func, target)
+    assert name == "fallback"
+    assert len(cuda_emulation.kernels(cuda_emulation.cuda_source(scheduled, target))) == 3
+
+
+def test_symbolic_shapes(cuda):
+    rows = tvm.tirx.Var("n", "int64")
+    func = cuda.function(lambda e, x: e(op.nn.softmax(x)), (rows, 64), group=False)
+    target = cuda.target("cuda:sm_90")
+    scheduled, name = schedule(func, target)
+    assert name == "fallback"
+    assert cuda_emulation.kernels(cuda_emulation.cuda_source(scheduled, target))

@@ -1,0 +1,105 @@
+"""The list of templates: order, names, refusals."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from tvm import relax
+
+from tvm_fusion.errors import LoweringError
+from tvm_fusion.schedules import ScheduleTemplate, limits, register, registry, schedule, templates
+from tvm_fusion.targets import parse_target
+
+
+class Refuses(ScheduleTemplate):
+    """Takes nothing."""
+
+    name = "refuses"
+    kind = "cuda"
+    min_arch = 80
+
+    def apply(self, func, target, tunable=False):
+        """Refuse."""
+        return None
+
+
+@pytest.fixture
+def unchanged(monkeypatch):
+    """A copy of the list, so that a test may add to it."""
+    templates(parse_target("llvm"))
+    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry._TEMPLATES))
+
+
+def test_a_name_is_registered_once(unchanged):
+    register(Refuses())
+    with pytest.raises(ValueError, match="refuses"):
+        register(Refuses())
+
+
+def test_a_template_can_be_put_before_another(unchanged):
+    register(Refuses(), before="matmul")
+    names = [template.name for template in templates(parse_target("cuda:sm_90"))]
+    assert names.index("refuses") == names.index("matmul") - 1
+    with pytest.raises(ValueError, match="no schedule template"):
+        register(type("Other", (Refuses,), {"name": "other"})(), before="nothing")
+
+
+def test_templates_fit_the_target(unchanged):
+    register(Refuses())
+    cuda = templates(parse_target("cuda:sm_90"))
+    assert {template.kind for template in cuda} == {"cuda"}
+    assert "refuses" not in [t.name for t in templates(parse_target("cuda:sm_75"))]
+    assert {template.kind for template in templates(parse_target("llvm"))} == {"llvm"}
+
+
+def test_the_fallback_comes_last():
+    assert templates(parse_target("cuda:sm_90"))[-1].name == "fallback"
+
+
+def test_importing_the_folder_under_a_second_name_fails(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    monkeypatch.delitem(sys.modules, "schedules", raising=False)
+    with pytest.raises(ImportError):
+        importlib.import_module("schedules")
+
+
+def test_schedule_keeps_attributes_and_leaves_the_function_untouched(cuda):
+    func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (4, 8))
+    text = func.script()
+    scheduled, name = schedule(func, parse_target("cuda:sm_90"))
+    assert name == "elementwise"
+    assert scheduled.attrs["tirx.is_scheduled"]
+    assert scheduled.attrs["tvm_fusion.strategy"] == "vertical"
+    assert "global_symbol" not in scheduled.attrs
+    assert func.script() == text
+
+
+def test_no_template_is_an_error_that_says_what_to_do(cuda, unchanged):
+    func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (4, 8))
+    registry._TEMPLATES.clear()
+    register(Refuses())
+    with pytest.raises(LoweringError, match="leave it ungrouped"):
+        schedule(func, parse_target("cuda:sm_90"))
+
+
+def test_limits_come_from_the_target():
+    bounds = limits(parse_target("cuda:sm_75"))
+    assert (bounds.threads, bounds.warp, bounds.shared_bytes, bounds.multiprocessors) == (
+        1024,
+        32,
+        49152,
+        40,
+    )
+    small = {
+        "kind": "cuda",
+        "arch": "sm_80",
+        "max_threads_per_block": 256,
+        "max_shared_memory_per_block": 16384,
+    }
+    assert (limits(parse_target(small)).threads, limits(parse_target(small)).shared_bytes) == (
+        256,
+        16384,
+    )

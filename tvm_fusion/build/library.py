@@ -1,0 +1,76 @@
+"""Library files: written with a checksum, checked before they are loaded.
+
+The dynamic loader crashes the process on a damaged library. A trailer after the ELF image, which loaders ignore, holds a
+checksum of it; a file without a matching one is refused. Plain TVM loads the file as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ..compat import silent_native, tvm
+from ..errors import InvalidModelError
+
+_MARK = b"tvm_fusion sha256 "
+_TRAILER = len(_MARK) + hashlib.sha256().digest_size
+
+
+def export_library(executable: Any, path: str | Path) -> None:
+    """Write a shared library and its checksum.
+
+    Parameters
+    ----------
+    executable : VMExecutable
+        The compiled model.
+    path : str or Path
+        File to write.
+    """
+    with silent_native():
+        executable.export_library(str(path))
+    digest = _digest(Path(path), 0)
+    with open(path, "ab") as file:
+        file.write(_MARK + digest)
+
+
+def load_library(path: str | Path) -> Any:
+    """Load an exported library as a TVM runtime module.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    InvalidModelError
+        If the file is damaged, or not a library that this package exported.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} does not exist; write it with `tvm-fusion compile MODEL -o {file.name}`"
+        )
+    with file.open("rb") as stream:
+        head = stream.read(4)
+        stream.seek(max(file.stat().st_size - _TRAILER, 0))
+        trailer = stream.read()
+    if head != b"\x7fELF":
+        raise InvalidModelError(
+            f"{file} is not a compiled library; write one with `tvm-fusion compile`"
+        )
+    if not trailer.startswith(_MARK) or trailer[len(_MARK) :] != _digest(file, _TRAILER):
+        raise InvalidModelError(
+            f"{file} is damaged, or not from `tvm-fusion compile`; compile it again"
+        )
+    with silent_native():
+        return tvm.runtime.load_module(str(file.resolve()))
+
+
+def _digest(path: Path, trailer: int) -> bytes:
+    """Checksum of a file without its last ``trailer`` bytes."""
+    left = path.stat().st_size - trailer
+    total = hashlib.sha256()
+    with path.open("rb") as stream:
+        while left > 0 and (chunk := stream.read(min(left, 1 << 20))):
+            total.update(chunk)
+            left -= len(chunk)
+    return total.digest()
