@@ -23,8 +23,6 @@ class Limits:
         Threads in a warp.
     shared_bytes : int
         Static shared memory of a block in bytes.
-    registers : int
-        32-bit registers of a block.
     multiprocessors : int
         Multiprocessors of the chip that the arch stands for: how many thread blocks keep it busy.
     """
@@ -32,7 +30,6 @@ class Limits:
     threads: int
     warp: int
     shared_bytes: int
-    registers: int
     multiprocessors: int
 
 
@@ -57,7 +54,6 @@ def limits(target: Target) -> Limits:
         warp=int(attrs.get("thread_warp_size", device.warp_size)),
         # What a block gets beyond this is dynamic shared memory, which no template here asks for.
         shared_bytes=min(int(shared), device.shared_memory_per_block),
-        registers=int(attrs.get("registers_per_block", device.registers_per_multiprocessor)),
         multiprocessors=device.multiprocessors,
     )
 

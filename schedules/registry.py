@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+
+import tvm_ffi
 
 from ..compat import Target, s_tir, tirx
 from ..errors import LoweringError
@@ -80,9 +83,10 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     LoweringError
         If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
     """
+    named = _with_legal_names(func)
     for template in templates(target):
         try:
-            result = template.apply(func, target, False)
+            result = template.apply(named, target, False)
         except s_tir.ScheduleError as error:
             # A primitive refused: the function has a form that the template did not foresee, and a later one may fit.
             _LOG.warning("template %s failed: %s", template.name, str(error).splitlines()[0])
@@ -98,3 +102,20 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     raise LoweringError(
         f"no schedule template for {target.kind.name} makes one kernel of this function; leave it ungrouped"
     )
+
+
+def _with_legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give variables names that C accepts: TVM prints those of a model (``conv1/7x7``) into CUDA code as they are."""
+    renamed: dict[int, tirx.Var] = {}
+
+    def note(var: tirx.Var) -> None:
+        if not (var.name.isidentifier() and var.name.isascii()):
+            name = re.sub(r"\W", "_", var.name, flags=re.ASCII)
+            renamed[var.__chandle__()] = tirx.Var(
+                name if name.isidentifier() else f"v_{name}", var.ty
+            )
+
+    tvm_ffi.structural_walk(func, (tirx.Var, note))
+    if not renamed:
+        return func
+    return tvm_ffi.structural_map(func, (tirx.Var, lambda var: renamed.get(var.__chandle__(), var)))

@@ -7,7 +7,7 @@ from ..registry import register
 from .conv2d import Conv2d
 from .elementwise import Elementwise
 from .fallback import Fallback
-from .matmul import MatrixVector, Matmul
+from .matmul import Matmul, MatrixVector
 from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Iterable
 
 from ...compat import s_tir, tirx
-from ..analysis import Block, Structure, shared_bytes, structure
+from ..analysis import Access, Block, Structure, nodes_of, shared_bytes, structure
 from ..base import Limits
 from ..steps import allow_registers, copy_together, inline_injective, isolate_outputs, tile_loops
-from .tiles import Axis, Operand, Problem, Tile, tiles
+from .tiles import ACCUMULATORS, Axis, Operand, Problem, Tile, tiles
 
 #: Statements of the innermost body that may be unrolled; more only costs instruction cache and compile time.
 _UNROLL = 256
@@ -81,41 +81,37 @@ def _axes(info: Structure, anchors: tuple[Block, ...]) -> tuple[dict[str, int], 
     """
     rank = len(info.outputs[0].extents)
     axes: tuple[dict[str, int], ...] = tuple({} for _ in range(rank))
-    for output in info.outputs:
-        # Where each axis of the output ends up in the buffers on the way back to the anchors.
-        todo = [(output, tuple(range(rank)))]
-        while todo:
-            block, positions = todo.pop()
-            for access in block.reads:
-                for producer in info.blocks:
-                    if all(write.buffer != access.buffer for write in producer.writes):
-                        continue
-                    if not producer.is_reduction and not producer.is_injective:
-                        return None
-                    if not _needed(info, producer, anchors):
-                        continue
-                    mapped = _through(access, producer, positions)
-                    if mapped is None:
-                        return None
-                    if producer.is_reduction:
-                        for number, axis in enumerate(mapped):
-                            if (
-                                axis is not None
-                                and axes[axis].setdefault(producer.name, number) != number
-                            ):
-                                return None
-                    else:
-                        todo.append((producer, mapped))
+    # Blocks on the way back to the anchors, with the output axis that each of their iterators follows.
+    todo = [(output, tuple(range(rank))) for output in info.outputs]
+    while todo:
+        block, positions = todo.pop()
+        for access in block.reads:
+            producer = _producer(info, access, anchors)
+            if producer is None:
+                continue
+            mapped = _through(access, producer, positions)
+            if mapped is None or not (producer.is_reduction or producer.is_injective):
+                return None
+            if producer.is_injective:
+                todo.append((producer, mapped))
+                continue
+            for number, axis in enumerate(mapped):
+                if axis is not None and axes[axis].setdefault(producer.name, number) != number:
+                    return None
     return axes
 
 
-def _needed(info: Structure, producer: Block, anchors: tuple[Block, ...]) -> bool:
+def _producer(info: Structure, access: Access, anchors: tuple[Block, ...]) -> Block | None:
+    """The block that writes what is read, where an anchor is behind it."""
     names = {anchor.name for anchor in anchors}
-    return producer.name in names or bool(names & info.ancestors(producer))
+    for block in info.blocks:
+        if any(write.buffer == access.buffer for write in block.writes):
+            return block if block.name in names or names & info.ancestors(block) else None
+    return None
 
 
 def _through(
-    access, producer: Block, positions: tuple[int | None, ...]
+    access: Access, producer: Block, positions: tuple[int | None, ...]
 ) -> tuple[int | None, ...] | None:
     """For each iterator of ``producer`` the output axis that it follows, None where it follows none."""
     write = next(w for w in producer.writes if w.buffer == access.buffer)
@@ -159,8 +155,6 @@ def problem(form: Contraction, sch: s_tir.Schedule) -> Problem:
 
 def _divisors(sch: s_tir.Schedule, anchor: Block) -> dict[int, int]:
     """Iterators that an index divides, with the divisor: the output channels of a group of a grouped convolution."""
-    from ..analysis import nodes_of
-
     block = sch.get(anchor.handle)
     numbers = {iter_var.var.__chandle__(): i for i, iter_var in enumerate(block.iter_vars)}
     found = {}
@@ -189,7 +183,10 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | No
     form = recognise(base)
     if form is None:
         return None
-    for tile in tiles(problem(form, base), bounds, _ATTEMPTS):
+    described = problem(form, base)
+    if described.copies > ACCUMULATORS:
+        return None
+    for tile in tiles(described, bounds, _ATTEMPTS):
         sch = base.copy()
         _schedule(sch, form, tile)
         if shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:

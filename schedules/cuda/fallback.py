@@ -7,6 +7,7 @@ memory. A group (``tvm_fusion.strategy``) has to be one kernel and is refused ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ...compat import Target, s_tir, tirx
@@ -28,6 +29,9 @@ _LOCAL_BYTES = 256
 
 #: Largest number of output elements that a block computes when intermediates go to shared memory.
 _TILE = 512
+
+#: Tiles are made smaller until every multiprocessor has one, but not below this: neighbours share what they need.
+_SMALL_TILE = 64
 
 
 class Fallback(ScheduleTemplate):
@@ -81,7 +85,11 @@ def _tiled(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | None:
         return None
     base, info = prepared
     threads = min(_THREADS, bounds.threads)
-    for sizes in _tile_sizes(info.outputs[0].extents):
+    extents = info.outputs[0].extents
+    for sizes in _tile_sizes(extents):
+        blocks = math.prod(-(-extent // size) for extent, size in zip(extents, sizes, strict=True))
+        if blocks < bounds.multiprocessors and math.prod(sizes) > _SMALL_TILE:
+            continue
         sch = base.copy()
         _schedule_tile(sch, info, sizes, threads)
         if shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:
@@ -93,12 +101,9 @@ def _tile_sizes(extents: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Tiles from large to a single element: the largest side is halved each time, and once to nothing at the end."""
     sizes = list(extents)
     while True:
-        total = 1
-        for size in sizes:
-            total *= size
-        if total <= _TILE:
+        if math.prod(sizes) <= _TILE:
             yield tuple(sizes)
-        if total <= 1:
+        if math.prod(sizes) <= 1:
             return
         widest = max(range(len(sizes)), key=lambda i: sizes[i])
         sizes[widest] = (sizes[widest] + 1) // 2

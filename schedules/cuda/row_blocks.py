@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 
-
 from ...compat import s_tir, tirx
 from ..analysis import Block, Structure, axis_classes, dtype_bytes, shared_bytes, structure
 from ..base import Limits
@@ -151,7 +150,7 @@ def apply_rows(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:
 
 
 def _threads_along(rows: Rows, bounds: Limits) -> tuple[int, int]:
-    """Rows of a block and threads of a row, where a row is contiguous: whole warps, several rows when rows are short."""
+    """Rows of a block and threads of a row, where a row is contiguous: whole warps, several rows if they are short."""
     most = min(bounds.threads, 2 * _THREADS)
     threads = bounds.warp
     while threads * 2 <= most and threads * _PER_THREAD < rows.length:

@@ -1,4 +1,4 @@
-"""Reductions and normalisations over rows: softmax, layer and RMS norm, variance, mean, max, with what surrounds them."""
+"""Reductions and normalisations over rows: softmax, layer and RMS norm, variance, mean, with what surrounds them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _BARRIER = 40.0
 _BUSY_THREADS = 512
 
 #: Accumulators of a thread, so that operands and addresses fit beside them in 255 (128 at full speed) registers.
-_ACCUMULATORS = 64
+ACCUMULATORS = 64
 
 #: Elements of the reduction in a slice: fewer make barriers dominate, more add nothing.
 _SLICE = 72
@@ -112,7 +112,7 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
     # Only the three largest axes are tiled; the others (a batch) go to the grid, one element a block.
     order = sorted(range(len(problem.axes)), key=lambda i: -problem.axes[i].extent)[:3]
     budget = bounds.shared_bytes // problem.anchors
-    most = max(1, _ACCUMULATORS // problem.copies)
+    most = max(1, ACCUMULATORS // problem.copies)
     registers_of = _products(problem, order, _register_choices, 1, most)
     scored = []
     for threads in _products(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import tvm_fusion as tf
+from tvm_fusion.build.executable import device_sources
 from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan
-from tvm_fusion.compat import tvm
+from tvm_fusion.compat import relax, tvm
 from tvm_fusion.errors import InvalidModelError, LoweringError, TargetError
 from tvm_fusion.planner import Rejection
 from tvm_fusion.targets import parse_target
@@ -145,8 +147,6 @@ def test_dropping_a_group_puts_its_numbers_back():
 
 
 def test_a_module_that_is_not_canonical_is_cleaned_up():
-    from tvm_fusion.compat import relax
-
     b = ModuleBuilder()
     x = b.input("x", (1, 8, 6, 6))
     doubled = b.op("same", relax.op.reshape(x, (1, 8, 6, 6)))
@@ -168,6 +168,34 @@ def test_a_symbolic_batch_compiles_ungrouped():
 def test_cuda_without_a_gpu_is_a_clear_error():
     with pytest.raises(TargetError):
         tf.compile(residual(), "cuda")
+
+
+@pytest.mark.parametrize("target", ["llvm", pytest.param("cuda:sm_80", marks=pytest.mark.nvcc)])
+def test_the_passes_in_a_users_own_sequential(target):
+    """As in the README: our passes among TVM's, then TVM's default pipeline, which must not fuse any further."""
+    module, target = residual(), parse_target(target)
+    passes = tvm.transform.Sequential(
+        [
+            tf.transform.Canonicalize(),
+            tf.transform.VerticalFusion(max_depth=8),
+            tf.transform.HorizontalFusion(max_members=6),
+            relax.transform.DeadCodeElimination(),
+            tf.transform.LowerGroups(),
+            tf.transform.ScheduleGroups(),
+        ]
+    )
+    with target:
+        lowered = passes(module)
+    assert kernel_calls(lowered) == ["fused_vertical_0", "fused_vertical_1"]
+    executable = tvm.compile(lowered, target=target)
+    if target.kind.name == "cuda":
+        (source,) = device_sources(executable.mod)
+        assert set(re.findall(r"(\w+)_kernel\(", source)) == {"fused_vertical_0", "fused_vertical_1"}
+        return
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    x = data(module)
+    got = vm["main"](*[tvm.runtime.tensor(a) for a in x]).numpy()
+    assert np.allclose(got, tf.compile(module, "llvm", verify=False)(*x)[0], atol=1e-5)
 
 
 @pytest.mark.nvcc

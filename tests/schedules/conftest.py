@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from tvm_fusion.schedules import limits, schedule, templates
 
 from tvm_fusion.build.ptxas import kernel_resources
-from tvm_fusion.schedules import limits, schedule, templates
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module
@@ -64,7 +64,7 @@ class CudaChecks:
         return [result.numpy() for result in results]
 
     def check(self, func, template: str, outputs: int = 1, arch: str = "sm_90") -> str:
-        """Schedule by the registry; one kernel of the named template, right in both thread orders. Return its source."""
+        """Schedule by the registry: one kernel of the named template, right in both thread orders. Return its code."""
         target = parse_target(f"cuda:{arch}")
         scheduled, name = schedule(func, target)
         assert name == template

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax
-
 from tvm_fusion.schedules import schedule
+
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import emit_joined
 from tvm_fusion.transform.legalize_horizontal import emit_split_store

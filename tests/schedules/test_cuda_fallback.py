@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tvm
 from tvm import relax
+from tvm_fusion.schedules import schedule
 
 from tvm_fusion.errors import LoweringError
-from tvm_fusion.schedules import schedule
 from tvm_fusion.testing import cuda_emulation
 
 op = relax.op

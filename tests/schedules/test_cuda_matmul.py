@@ -66,6 +66,7 @@ def test_resources_on_other_archs(cuda, arch, template, build, shapes, dtype):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_large_matrix_vector_product_uses_the_whole_chip(cuda, transposed):
     from tvm_fusion.schedules import limits, schedule
+
     from tvm_fusion.testing.cuda_emulation import launch_of
 
     weight = (4096, 25088) if transposed else (25088, 4096)
@@ -104,6 +105,7 @@ def test_the_tile_follows_the_limits_of_the_target(cuda):
     )
     scheduled = cuda.template("matmul").apply(func, target)
     from tvm_fusion.schedules.analysis import shared_bytes
+
     from tvm_fusion.testing.cuda_emulation import launch_of
 
     assert launch_of(scheduled).block[0] <= 128

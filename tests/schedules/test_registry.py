@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tvm import relax
+from tvm import relax, te
+from tvm_fusion.schedules import ScheduleTemplate, limits, register, registry, schedule, templates
 
 from tvm_fusion.errors import LoweringError
-from tvm_fusion.schedules import ScheduleTemplate, limits, register, registry, schedule, templates
 from tvm_fusion.targets import parse_target
 
 
@@ -83,6 +83,17 @@ def test_no_template_is_an_error_that_says_what_to_do(cuda, unchanged):
     register(Refuses())
     with pytest.raises(LoweringError, match="leave it ungrouped"):
         schedule(func, parse_target("cuda:sm_90"))
+
+
+def test_names_of_a_model_become_names_of_c(cuda):
+    data = te.placeholder((4, 8), name="conv1/7x7:0")
+    total = te.placeholder((4, 8), name="1")
+    func = te.create_prim_func(
+        [data, total, te.compute((4, 8), lambda i, j: data[i, j] + total[i, j], name="a b")]
+    )
+    source = cuda.check(func.without_attr("global_symbol"), "elementwise")
+    assert "conv1_7x7_0_ptr" in source
+    assert "v_1_ptr" in source
 
 
 def test_limits_come_from_the_target():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
     Raises
     ------
     InvalidModelError
-        If an initializer's data does not have the size that its shape asks for.
+        If an initializer has no name, a negative dimension, or its data elsewhere.
     """
     import onnx
 
@@ -52,13 +53,13 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
     inputs = {value.name for value in model.graph.input}
     for node in model.graph.node:
         tensor = _constant_tensor(node)
-        if tensor is not None and tensor.ByteSize() > LARGE_BYTES and node.output:
+        if tensor is not None and _is_large(tensor) and node.output:
             large[node.output[0]] = tensor
         else:
             graph.node.append(node)
     for tensor in model.graph.initializer:
         _check_tensor(tensor)
-        if tensor.ByteSize() > LARGE_BYTES:
+        if _is_large(tensor):
             large[tensor.name] = tensor
         else:
             graph.initializer.append(tensor)
@@ -72,7 +73,11 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
 
 def require_text(graph: onnx.GraphProto) -> None:
     """Raise InvalidModelError when a name is not text: protobuf gives undecodable names as bytes."""
-    names = [name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    names = [
+        name
+        for node in graph.node
+        for name in (node.op_type, node.domain, node.name, *node.input, *node.output)
+    ]
     names += [attribute.name for node in graph.node for attribute in node.attribute]
     names += [named.name for named in (*graph.initializer, *graph.input, *graph.output)]
     if not all(isinstance(name, str) for name in names):
@@ -100,27 +105,11 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
         raise InvalidModelError(
             f"the data of initializer {tensor.name!r} is in an external file: load the model by its path"
         )
-    if not tensor.HasField("raw_data"):
-        return
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    except (KeyError, TypeError):
-        raise InvalidModelError(
-            f"initializer {tensor.name!r} has the unknown type {tensor.data_type}"
-        ) from None
-    bits = (
-        4
-        if "4" in str(dtype) and dtype.itemsize == 1 and "e" not in str(dtype)
-        else 8 * dtype.itemsize
-    )
-    if len(tensor.raw_data) != -(-count * bits // 8) and bits >= 8:
-        raise InvalidModelError(
-            f"initializer {tensor.name!r} of shape {list(tensor.dims)} has {len(tensor.raw_data)} bytes of data, "
-            f"expected {count * bits // 8}: the file is damaged"
-        )
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    """Return whether the shape asks for more than ``LARGE_BYTES`` (eight bytes an element; ByteSize() would copy)."""
+    return 8 * math.prod(tensor.dims) > LARGE_BYTES
 
 
 def model_inputs(
@@ -291,118 +280,3 @@ def refuse_unknown_operators(
         raise UnsupportedOperatorError(
             f"the model (opset {opset}) uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
         )
-
-
-def split_sums(graph: onnx.GraphProto) -> None:
-    """Rewrite Sum and Mean of n values as chains of Add (and one Div), in place.
-
-    TVM would broadcast and stack the values and reduce the stack. Each new node keeps the name of the node it comes
-    from.
-    """
-    nodes, taken = [], {name for node in graph.node for name in (*node.input, *node.output)}
-    types = {
-        v.name: v.type.tensor_type.elem_type
-        for v in (*graph.value_info, *graph.output, *graph.input)
-    }
-    for node in graph.node:
-        if (
-            node.op_type not in ("Sum", "Mean")
-            or node.domain not in ("", "ai.onnx")
-            or not node.input
-        ):
-            nodes.append(node)
-            continue
-        total, *rest = node.input
-        for value in rest:
-            out = _fresh(node.output[0], taken)
-            nodes.append(_node("Add", node, [total, value], out))
-            total = out
-        if node.op_type == "Sum" or not rest:
-            nodes.append(_node("Identity", node, [total], node.output[0]))
-        else:
-            count = _fresh(f"{node.output[0]}_count", taken)
-            graph.initializer.append(
-                _scalar(count, len(node.input), types.get(node.output[0]) or 1)
-            )
-            nodes.append(_node("Div", node, [total, count], node.output[0]))
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _scalar(name: str, number: int, elem_type: int) -> onnx.TensorProto:
-    import onnx
-
-    return onnx.helper.make_tensor(name, elem_type, [], [number])
-
-
-def settle_reshapes(graph: onnx.GraphProto) -> None:
-    """Give each Reshape to a computed shape a constant one where shape inference leaves at most one size open.
-
-    Exports with a free batch size compute ``[Shape(x)[0], -1]``, which TVM cannot take as a shape; the constant
-    ``[0, -1]`` says the same. Nodes that nothing needs any more are dropped.
-    """
-    import onnx
-
-    values = (*graph.value_info, *graph.output, *graph.input)
-    shapes = {
-        v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")
-    }
-    stored = {tensor.name for tensor in graph.initializer}
-    stored.update(node.output[0] for node in graph.node if node.op_type == "Constant")
-    taken = {name for node in graph.node for name in (*node.input, *node.output)}
-    for node in graph.node:
-        if node.op_type != "Reshape" or len(node.input) < 2 or node.input[1] in stored:
-            continue
-        before, after = shapes.get(node.input[0]), shapes.get(node.output[0])
-        if (
-            before is None
-            or after is None
-            or any(attr.name == "allowzero" and attr.i for attr in node.attribute)
-        ):
-            continue
-        target = [
-            dim.dim_value if dim.dim_value > 0 else 0 if _same_symbol(dim, i, before) else -1
-            for i, dim in enumerate(after)
-        ]
-        if target.count(-1) <= 1:
-            name = _fresh(f"{node.output[0]}_shape", taken)
-            graph.initializer.append(
-                onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target)
-            )
-            node.input[1] = name
-    _drop_dead_nodes(graph)
-
-
-def _same_symbol(dim: onnx.TensorShapeProto.Dimension, axis: int, before: Sequence[object]) -> bool:
-    return bool(dim.dim_param) and axis < len(before) and before[axis].dim_param == dim.dim_param
-
-
-def _drop_dead_nodes(graph: onnx.GraphProto) -> None:
-    needed, kept = {value.name for value in graph.output}, []
-    for node in reversed(graph.node):
-        if any(output in needed for output in node.output):
-            needed.update(node.input)
-            needed.update(
-                name
-                for attr in node.attribute
-                if attr.HasField("g")
-                for n in attr.g.node
-                for name in n.input
-            )
-            kept.append(node)
-    kept.reverse()
-    del graph.node[:]
-    graph.node.extend(kept)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
-def _node(op_type: str, source: onnx.NodeProto, inputs: list[str], output: str) -> onnx.NodeProto:
-    import onnx
-
-    return onnx.helper.make_node(op_type, inputs, [output], name=source.name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..compat import ir, relax, silent_native, tvm
-from ..errors import UnsupportedOperatorError
+from ..errors import InvalidModelError, UnsupportedOperatorError
 from .canonical.constants import to_constant
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
@@ -23,6 +26,11 @@ _CONVERTER_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
     ValueError,
 )  # fmt: skip
+
+#: Dtypes that ONNX stores as numpy does.
+_PLAIN_DTYPES = {
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+}  # fmt: skip
 
 
 def known_operators() -> set[str]:
@@ -87,10 +95,8 @@ def _importer_class() -> type:
             )
 
         def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
-            import onnx.numpy_helper
-
-            for tensor in [*graph.initializer, *self._weights.values()]:
-                self._nodes[tensor.name] = to_constant(onnx.numpy_helper.to_array(tensor))
+            for name, tensor in [*((t.name, t) for t in graph.initializer), *self._weights.items()]:
+                self._nodes[name] = to_constant(tensor_array(name, tensor))
 
         def _convert_operator(
             self, op_name: str, inputs: list[ir.Expr], attrs: dict[str, Any], opset: int
@@ -109,3 +115,32 @@ def _importer_class() -> type:
             return self.names.mark(self.bb, result, name)
 
     return NamedImporter
+
+
+def tensor_array(name: str, tensor: onnx.TensorProto) -> np.ndarray:
+    """Return the value of an initializer.
+
+    Raises
+    ------
+    InvalidModelError
+        If the data does not have the size that the shape asks for.
+    """
+    import onnx.helper
+    import onnx.numpy_helper
+
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if (
+            tensor.HasField("raw_data")
+            and sys.byteorder == "little"
+            and dtype.name in _PLAIN_DTYPES
+        ):
+            return np.frombuffer(tensor.raw_data, dtype).reshape(
+                tuple(tensor.dims)
+            )  # to_array would copy once more
+        return onnx.numpy_helper.to_array(tensor).reshape(tuple(tensor.dims))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidModelError(
+            f"initializer {name!r} of shape {list(tensor.dims)} does not hold the data that it claims, the file is "
+            f"damaged: {first_line(str(error))}"
+        ) from None

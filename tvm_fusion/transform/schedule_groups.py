@@ -10,6 +10,9 @@ from ..schedules import schedule
 from ..targets import parse_target
 from .strip_fusion import STRATEGY
 
+#: TVM's pattern kind "opaque": FuseOps of a default pipeline must not fuse what is scheduled already.
+_OPAQUE = 8
+
 #: Attribute that names the template that scheduled a function.
 TEMPLATE = "tvm_fusion.template"
 
@@ -69,7 +72,8 @@ def schedule_functions(
             if is_group:
                 failures[gv.name_hint] = str(err)
             continue
-        out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attr(TEMPLATE, template))
+        attrs = {TEMPLATE: template, "op_pattern": _OPAQUE}
+        out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attrs(attrs))
     return out, failures
 
 

