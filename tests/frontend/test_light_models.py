@@ -107,3 +107,14 @@ def test_half_precision_has_no_transposes_inside(operators, name):
                 "OHWI",
                 "NHWC",
             )
+
+
+def test_a_free_batch_changes_nothing_else(operators):
+    proto = light_model("squeezenet")
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    mod = frontend.load(proto)
+    assert operators(mod) == operators(frontend.load(light_model("squeezenet")))
+    assert [str(dim) for dim in mod["main"].params[0].ty.shape.values][:1] == ["batch"]
+    last = RemoveNoOps()(ConvertLayout()(mod))
+    assert [op for _, op in operators(last)].count("permute_dims") == 1

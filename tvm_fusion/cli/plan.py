@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,7 @@ def plan(
     tvm-fusion plan bert.onnx --shape input_ids=1,128 --deny softmax
     """
     from .. import plan as make_plan
+    from ..report import render_plan
 
     config, target = options.config(), options.parsed_target()
     module = options.load()
@@ -42,8 +44,13 @@ def plan(
         result = make_plan(module, target, config, name=options.name, build=build)
     if format is None:
         format = "json" if output is not None and output.suffix == ".json" else "text"
-    text = result.to_json() if format == "json" else str(result)
+    text = result.to_json() if format == "json" else render_plan(result, color=on_terminal(output))
     if output is None:
         print(text)
     else:
         output.write_text(text + "\n", encoding="utf-8")
+
+
+def on_terminal(output: Path | None) -> bool:
+    """Whether the text goes to a terminal."""
+    return output is None and sys.stdout.isatty()

@@ -105,12 +105,31 @@ def explain_edge(
         return Verdict("unsupported", "dynamic_shape", {}, detail)
     if consumer.pattern in POINTWISE:
         return _explain_pointwise(graph, chosen, owner, producer, consumer)
-    if producer.pattern in POINTWISE and len(graph.successors(producer)) > 1:
-        readers = len(graph.successors(producer))
-        detail = f"{producer.name} has {readers} readers, so {consumer.name} alone cannot absorb it"
-        return Verdict("unsupported", "no_template", {"readers": readers}, detail)
-    detail = f"no schedule template computes {producer.op} and {consumer.op} in one kernel"
-    return Verdict("unsupported", "no_template", {"ops": (producer.op, consumer.op)}, detail)
+    return _no_template(graph, chosen, owner, producer, consumer)
+
+
+def _no_template(
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    owner: Mapping[str, int],
+    producer: Operator,
+    consumer: Operator,
+) -> Verdict:
+    """Name what the two kernels are built around: no template has both."""
+    sides = [_core(graph, chosen, owner, operator) for operator in (producer, consumer)]
+    texts = [f"{side.op} ({side.name})" for side in sides]
+    detail = f"no schedule template has {texts[0]} and {texts[1]} in one kernel"
+    return Verdict("unsupported", "no_template", {"ops": tuple(s.op for s in sides)}, detail)
+
+
+def _core(
+    graph: DataflowGraph, chosen: Sequence[Candidate], owner: Mapping[str, int], operator: Operator
+) -> Operator:
+    """The anchor of the group that an operator belongs to, or the operator itself."""
+    if operator.name not in owner:
+        return operator
+    anchors = chosen[owner[operator.name]].proposal.anchors
+    return graph.by_name[anchors[0]] if anchors else operator
 
 
 def _explain_pointwise(
@@ -136,8 +155,7 @@ def _explain_pointwise(
     if consumer.name in owner:
         detail = f"{consumer.name} already belongs to a group that saves more"
         return Verdict("unprofitable", "overlaps_better", {}, detail)
-    detail = f"no schedule template computes {producer.op} and {consumer.op} in one kernel"
-    return Verdict("unsupported", "no_template", {"ops": (producer.op, consumer.op)}, detail)
+    return _no_template(graph, chosen, owner, producer, consumer)
 
 
 def ungrouped(

@@ -9,7 +9,7 @@ import numpy as np
 from ...compat import ir, tvm
 from .constants import is_constant, to_constant, to_numpy
 from .elementwise import BINARY
-from .rewrite import BindingRewriter, op_name, dims, with_args
+from .rewrite import BindingRewriter, dims, op_name, with_args
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CompactConstants")

@@ -9,7 +9,7 @@ import numpy as np
 from ...compat import ir, relax, tvm
 from .constants import is_constant, to_constant, to_numpy
 from .remove_no_ops import permutation
-from .rewrite import BindingRewriter, bindings_of, op_name, static_shape, substitute, variables
+from .rewrite import BindingRewriter, bindings_of, dims, op_name, substitute, variables
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.ConvertLayout")
@@ -109,8 +109,9 @@ class LayoutRewriter(BindingRewriter):
 
 def _transpose(expr: ir.Expr, axes: Sequence[int]) -> ir.Expr:
     """Return the transposition, as a reshape when it moves only axes of extent one."""
-    shape = static_shape(expr)
-    moved = [axis for axis in axes if shape is None or shape[axis] != 1]
-    if shape is not None and moved == sorted(moved):
-        return relax.op.reshape(expr, [shape[axis] for axis in axes])
+    sizes = dims(expr)
+    if sizes is not None:
+        moved = [axis for axis in axes if sizes[axis] != 1]
+        if moved == sorted(moved):
+            return relax.op.reshape(expr, [sizes[axis] for axis in axes])
     return relax.op.permute_dims(expr, list(axes))

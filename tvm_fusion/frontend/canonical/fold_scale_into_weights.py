@@ -6,7 +6,7 @@ import numpy as np
 
 from ...compat import ir, tvm
 from .constants import cast, is_constant, to_constant, to_numpy, widen
-from .rewrite import BindingRewriter, dtype_of, op_name, static_shape, with_args
+from .rewrite import BindingRewriter, dtype_of, op_name, same_type, with_args
 
 _CONVOLUTIONS = {"nn.conv1d", "nn.conv2d", "nn.conv3d"}
 _TRANSPOSED = {"nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose"}
@@ -32,7 +32,9 @@ class _Rewriter(BindingRewriter):
             anchor = self.producer(value.args[0])
             weight = _scaled_outputs(anchor, value.args[1])
             if weight is not None:
-                return self.emit(value.args[0].name, with_args(anchor, anchor.args[0], weight))
+                folded = with_args(anchor, anchor.args[0], weight)
+                if same_type(self.typed(folded), self.typed(value)):
+                    return self.emit(value.args[0].name, folded)
         elif op in _CONVOLUTIONS or op == "matmul":
             product = self.producer(value.args[0], "multiply")
             if (
@@ -42,7 +44,9 @@ class _Rewriter(BindingRewriter):
             ):
                 weight = _scaled_inputs(self.typed(value), product.args[1])
                 if weight is not None:
-                    return with_args(value, product.args[0], weight)
+                    folded = with_args(value, product.args[0], weight)
+                    if same_type(self.typed(folded), self.typed(value)):
+                        return folded
         return value
 
 
@@ -51,19 +55,19 @@ def _scaled_outputs(anchor: ir.Call | None, scale: ir.GenericConst) -> ir.Generi
     op = op_name(anchor)
     if op not in _CONVOLUTIONS | _TRANSPOSED | {"matmul"} or not is_constant(anchor.args[1]):
         return None
-    out_shape = static_shape(anchor)
+    ndim = anchor.ty.ndim
     weight = widen(to_numpy(anchor.args[1]))
     if op == "matmul":
-        if out_shape is None or weight.ndim < 2:
+        if ndim < 1 or weight.ndim < 2:
             return None
-        vector = _per_channel(scale, out_shape, len(out_shape) - 1)
+        vector = _per_channel(scale, ndim, ndim - 1)
         return None if vector is None else _round(weight * vector, anchor.args[1], scale)
     attrs = anchor.attrs
     layout = str(attrs.kernel_layout)
     out_layout = str(attrs.out_layout or attrs.data_layout)
-    if out_shape is None or len(layout) != weight.ndim or len(out_layout) != len(out_shape):
+    if len(layout) != weight.ndim or len(out_layout) != ndim:
         return None
-    vector = _per_channel(scale, out_shape, out_layout.index("C"))
+    vector = _per_channel(scale, ndim, out_layout.index("C"))
     if vector is None:
         return None
     axis = layout.index("O")
@@ -84,29 +88,27 @@ def _scaled_inputs(anchor: ir.Call, scale: ir.GenericConst) -> ir.GenericConst |
     """Return the weight of ``anchor`` with input channel i times scale[i], or None when that is not the same."""
     if not is_constant(anchor.args[1]):
         return None
-    data_shape = static_shape(anchor.args[0])
+    ndim = anchor.args[0].ty.ndim
     weight = widen(to_numpy(anchor.args[1]))
-    if data_shape is None:
-        return None
     if op_name(anchor) == "matmul":
-        if weight.ndim < 2:
+        if ndim < 1 or weight.ndim < 2:
             return None
-        vector = _per_channel(scale, data_shape, len(data_shape) - 1)
+        vector = _per_channel(scale, ndim, ndim - 1)
         return None if vector is None else _round(weight * vector[:, None], anchor.args[1], scale)
     layout, data_layout = str(anchor.attrs.kernel_layout), str(anchor.attrs.data_layout)
-    if len(layout) != weight.ndim or len(data_layout) != len(data_shape):
+    if len(layout) != weight.ndim or len(data_layout) != ndim:
         return None
-    vector = _per_channel(scale, data_shape, data_layout.index("C"))
+    vector = _per_channel(scale, ndim, data_layout.index("C"))
     if vector is None or (vector.size > 1 and int(anchor.attrs.groups) > 1):
         return None
     return _round(weight * _along(vector, layout.index("I"), weight.ndim), anchor.args[1], scale)
 
 
-def _per_channel(scale: ir.GenericConst, shape: tuple[int, ...], axis: int) -> np.ndarray | None:
-    """Return ``scale`` as a vector of 1 or shape[axis] numbers, or None when it varies along another axis."""
+def _per_channel(scale: ir.GenericConst, ndim: int, axis: int) -> np.ndarray | None:
+    """Return ``scale``, an operand of a tensor of rank ``ndim``, as a vector, or None when it varies off ``axis``."""
     array = widen(to_numpy(scale))
-    full = (1,) * (len(shape) - array.ndim) + array.shape
-    if len(full) != len(shape) or any(n != 1 for i, n in enumerate(full) if i != axis):
+    full = (1,) * (ndim - array.ndim) + array.shape
+    if len(full) != ndim or any(n != 1 for i, n in enumerate(full) if i != axis):
         return None
     return array.reshape(-1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .constants import is_constant, to_constant, to_numpy
 from .convert_layout import LayoutRewriter, last_order
 from .elementwise import BINARY
 from .remove_no_ops import permutation
-from .rewrite import op_name, static_shape, with_args, with_attrs
+from .rewrite import dims, op_name, same_dim, static_shape, with_args, with_attrs
 
 Rule = Callable[[LayoutRewriter, str, ir.Expr], ir.Expr | None]
 
@@ -150,21 +150,30 @@ def _resize(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
 
 def _reshape(rw: LayoutRewriter, name: str, call: ir.Call) -> ir.Expr | None:
     data = call.args[0]
-    before, after = static_shape(data), static_shape(rw.typed(call))
+    before, after = dims(data), dims(rw.typed(call))
     if not rw.is_last(data) or before is None or after is None:
         return None
     physical = rw.last(data, name)
-    if len(after) >= 4 and (before[0], before[-2:]) == (after[0], after[-2:]):
+    outer = [(before[0], after[0])]
+    if len(after) >= 4 and all(
+        same_dim(*pair) for pair in [*outer, *zip(before[-2:], after[-2:], strict=True)]
+    ):
         return rw.placeholder(
             name, relax.op.reshape(physical, [after[axis] for axis in last_order(len(after))])
         )
-    if before[-2:] == (1, 1) or int(np.prod(before[1:-2])) == 1:
+    if _all_ones(before[-2:]) or _all_ones(before[1:-2]):
         return relax.op.reshape(physical, after)  # the elements are in the same order either way
-    if len(before) == 4 and len(after) == 2 and after[0] == before[0] and _feeds_dense(rw):
+    sizes = before[1:]
+    static = all(isinstance(size, int) for size in sizes)
+    if static and len(before) == 4 and len(after) == 2 and same_dim(*outer[0]) and _feeds_dense(rw):
         flat = rw.emit(name, relax.op.reshape(physical, after))
-        rw.flattened[flat] = before[1:]
+        rw.flattened[flat] = tuple(sizes)
         return flat
     return None
+
+
+def _all_ones(sizes: Sequence[int | ir.Expr]) -> bool:
+    return all(isinstance(size, int) and size == 1 for size in sizes)
 
 
 def _feeds_dense(rw: LayoutRewriter) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...compat import ir, relax, tvm
 from .constants import is_constant, to_constant, to_numpy
-from .rewrite import BindingRewriter, op_name, same_type, static_shape, with_args
+from .rewrite import BindingRewriter, dims, op_name, same_type, static_shape, with_args
 
 _ANCHORS = {
     "nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose",
@@ -31,15 +31,17 @@ class _Rewriter(BindingRewriter):
         if is_constant(data) and not is_constant(bias):
             data, bias = bias, data
         anchor = self.producer(data)
-        op, shape = op_name(anchor), static_shape(data)
+        op, shape = op_name(anchor), dims(data)
         if not is_constant(bias) or shape is None or not same_type(self.typed(value), data):
             return value
         if op in _ANCHORS:
             axis = str(anchor.attrs.out_layout or anchor.attrs.data_layout).index("C")
             wanted = tuple(n if i == axis else 1 for i, n in enumerate(shape))
         elif op == "matmul":
-            axis, wanted = len(shape) - 1, shape[-1:]
+            axis, wanted = len(shape) - 1, tuple(shape[-1:])
         else:
+            return value
+        if not isinstance(shape[axis], int):
             return value
         given = static_shape(bias)
         aligned = (1,) * (len(shape) - len(given)) + given
