@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_fusion.cli import main
 from tvm_fusion.planner import Plan
+from tvm_fusion.report import render_plan
 
 
 def build(batch: int | str = 1) -> onnx.ModelProto:
@@ -87,7 +88,7 @@ def fails(arguments: list[str], capsys) -> str:
 def test_plan_as_text(model, capsys) -> None:
     assert main(["plan", model]) == 0
     captured = capsys.readouterr()
-    assert "small (float32) on llvm" in captured.out
+    assert "small (float32, " in captured.out and "for llvm" in captured.out
     assert "conv2d" in captured.out
     assert captured.err == ""
 
@@ -112,7 +113,7 @@ def test_plan_to_a_file(model, tmp_path, capsys) -> None:
     assert main(["plan", model, "-o", str(tmp_path / "plan.txt")]) == 0
     assert capsys.readouterr().out == ""
     plan = Plan.from_json((tmp_path / "plan.json").read_text())
-    assert (tmp_path / "plan.txt").read_text().strip() == str(plan)
+    assert (tmp_path / "plan.txt").read_text().strip() == render_plan(plan, width=160)
 
 
 def test_plan_for_a_gpu_needs_none(model, capsys) -> None:

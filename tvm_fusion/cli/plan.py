@@ -10,6 +10,9 @@ import typer
 
 from .command import ModelOptions, stage
 
+#: Columns of the tables in a file or a pipe.
+PIPE_WIDTH = 160
+
 
 def plan(
     options: ModelOptions,
@@ -44,13 +47,12 @@ def plan(
         result = make_plan(module, target, config, name=options.name, build=build)
     if format is None:
         format = "json" if output is not None and output.suffix == ".json" else "text"
-    text = result.to_json() if format == "json" else render_plan(result, color=on_terminal(output))
+    terminal = output is None and sys.stdout.isatty()
+    if format == "json":
+        text = result.to_json()
+    else:
+        text = render_plan(result, width=None if terminal else PIPE_WIDTH, color=terminal)
     if output is None:
         print(text)
     else:
         output.write_text(text + "\n", encoding="utf-8")
-
-
-def on_terminal(output: Path | None) -> bool:
-    """Whether the text goes to a terminal."""
-    return output is None and sys.stdout.isatty()

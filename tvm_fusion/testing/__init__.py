@@ -1,0 +1,1 @@
+"""What tests, tutorials and demos share: model builders, and generated CUDA run on the CPU."""
