@@ -92,7 +92,10 @@ def test_numbers_channels_last(run_module, name):
     compare(run_module, name, mod, proto)
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LIGHT_MODELS],
+)
 def test_half_precision_has_no_transposes_inside(operators, name):
     mod = canonicalize(frontend.load(light_model_path(name)), "float16")
     transposes = [binding for binding, op in operators(mod) if op == "permute_dims"]

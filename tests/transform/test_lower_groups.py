@@ -60,10 +60,34 @@ def test_split_sums(members):
     assert len(functions) == 2
 
 
-def test_float16_sums_of_branches_accumulate_in_float32():
-    """Six branches of large equal values and one small difference: float16 sums would lose it."""
-    module = parallel_convs(6, channels=16, spatial=7, relu=True, dtype="float16")
-    check(module, "float16", 1e-3)
+def branches_of_a_large_sum(kind):
+    """1000 + 0.3 + … + 0.3 and then -1000: float16 rounds each partial sum to a multiple of 0.5."""
+    b = ModuleBuilder("float16")
+    x = b.input("x", (1, 1, 4, 4))
+    terms = []
+    for i, value in enumerate([1000.0, 0.3, 0.3, 0.3, 0.3, -1000.0]):
+        source = x if kind == "merged" else b.input(f"x{i}", (1, 1, 4, 4))
+        if kind == "elementwise":
+            term = b.op(f"m{i}", relax.op.multiply(source, b.array(np.full((1, 1, 1, 1), value))))
+        else:
+            weight = b.array(np.full((1, 1, 1, 1), value))
+            term = b.op(f"c{i}", relax.op.nn.conv2d(source, weight))
+        terms.append(b.op(f"t{i}", relax.op.clip(term, -2000, 2000)))
+    total = terms[0]
+    for i, term in enumerate(terms[1:]):
+        total = b.add(f"s{i}", total, term)
+    return b.finish(total), 1 if kind == "merged" else 7
+
+
+@pytest.mark.parametrize("kind", ["merged", "joined", "elementwise"])
+def test_float16_sums_of_branches_accumulate_in_float32(kind):
+    module, inputs = branches_of_a_large_sum(kind)
+    fused = Fuse(target="cuda:sm_90")(module)
+    (group,) = [f for f in fused.functions.values() if "tvm_fusion.strategy" in (f.attrs or {})]
+    assert group.attrs["tvm_fusion.options"]["form"] == kind
+    ones = [np.ones((1, 1, 4, 4), "float16")] * inputs
+    (got,) = run(LowerGroups()(fused), ones)
+    assert np.allclose(got.astype("float32"), 1.2, atol=2e-3)
 
 
 def test_merged_dense_layers():

@@ -14,6 +14,7 @@ from tvm_fusion.compat import relax, tvm
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.transform import schedule_groups
+from tvm_fusion.verification.reference import Reference
 from tvm_fusion.verification.verify import worst_element
 
 
@@ -107,3 +108,41 @@ def test_a_plan_can_be_verified():
     plan = dataclasses.replace(plan, groups=plan.groups[:1])
     assert len(tf.verify(module, "llvm", plan=plan, inputs=1).comparisons) == 2
     assert isinstance(module, tvm.IRModule)
+
+
+def norms(name):
+    b = ModuleBuilder()
+    x = b.input("x", (2, 6, 5, 4))
+    nn = relax.op.nn
+    if name == "layer_norm":
+        return b.finish(b.op("n", nn.layer_norm(x, b.const(4), b.const(4), axes=[-1])))
+    if name == "rms_norm":
+        return b.finish(b.op("n", nn.rms_norm(x, b.const(4), axes=[-1])))
+    if name == "group_norm":
+        call = nn.group_norm(x, b.const(6), b.const(6), num_groups=3, channel_axis=1, axes=[2, 3])
+        return b.finish(b.op("n", call))
+    return b.finish(b.op("n", nn.instance_norm(x, b.const(6), b.const(6), channel_axis=1, axes=[2, 3])))
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "instance_norm"])
+def test_the_written_out_norms_are_those_of_tvm(name):
+    """In float64 for reference and in float32 as TVM defines them."""
+    module = norms(name)
+    x = np.random.default_rng(0).standard_normal((2, 6, 5, 4)).astype("float32")
+    (wide,) = Reference(module, "float32")(x)
+    vm = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    assert wide.dtype == np.float64
+    assert np.allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), wide, atol=1e-5)
+    assert tf.verify(module, "llvm", inputs=1).passed
+
+
+def test_groups_of_integers_are_exact():
+    x = relax.Var("x", relax.TensorType((3, 4), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.add(x, relax.const(3, "int64")))
+            y = builder.emit_output(builder.emit(relax.op.multiply(y, y)))
+        builder.emit_func_output(y)
+    report = tf.verify(builder.get(), "llvm", inputs=1)
+    assert report.passed and len(report.comparisons) == 2

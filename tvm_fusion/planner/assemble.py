@@ -66,9 +66,11 @@ def make_plan(
 
 
 def main_dtype(graph: DataflowGraph) -> str:
-    """Element type of most of the model's results."""
+    """Floating type of most of the model's results (an integer type where none is floating)."""
     counts = collections.Counter(graph.tensors[t].dtype for o in graph.operators for t in o.outputs)
-    return counts.most_common(1)[0][0] if counts else "float32"
+    floating = collections.Counter({d: n for d, n in counts.items() if "float" in d})
+    ranked = (floating or counts).most_common(1)
+    return ranked[0][0] if ranked else "float32"
 
 
 def _group(graph: DataflowGraph, name: str, candidate: Candidate) -> Group:

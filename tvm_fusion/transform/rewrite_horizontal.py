@@ -45,7 +45,7 @@ def rewrite_horizontal(
     """
     func = mod[gv]
     form = str(dict(func.attrs["tvm_fusion.options"]).get("form", ""))
-    emit = {"collapsed": _emit_collapsed, "merged": _emit_merged, "partitioned": _emit_partitioned}.get(form)
+    emit = _FORMS.get(form)
     if emit is None:
         return mod, call
     bound = _bind_constants(func, call.args)
@@ -280,22 +280,39 @@ def _emit_stacked(group: _Group) -> None:
 
 def _replay_wide(group: _Group, names: Sequence[str], dtype: str) -> None:
     """Replay in float32: the joined sums of narrow types lose accuracy. The group's result is rounded once."""
-    for param in [p for p in group.values if p is group.values[p]]:
-        if any(param in _reads(group.calls[name]) for name in names):
-            group.values[param] = group.builder.emit(relax.op.astype(param, "float32"))
+    read = {v for name in names for v in relax.analysis.free_vars(group.calls[name])}
+    for var in [v for v in group.values if v in read and str(v.ty.dtype) == dtype]:
+        value = group.values[var]
+        if str(value.ty.dtype) == dtype:
+            group.values[var] = group.builder.emit(relax.op.astype(value, "float32"))
     for name in group.graph.sort(names):
-        call = Substitute(group.values).visit_expr(group.calls[name])
-        args = [
-            make_constant(as_float(a), "float32") if isinstance(a, Constant) and str(a.ty.dtype) == dtype else a
-            for a in call.args
-        ]
+        call = group.calls[name]
+        args = [_wide(group, arg, dtype) for arg in call.args]
         group.values[group.var_of[name]] = group.builder.emit(relax.Call(call.op, args, call.attrs))
     for var in group.results:
         group.values[var] = group.builder.emit(relax.op.astype(group.values[var], dtype))
 
 
-def _reads(call: relax.Call) -> list[Any]:
-    return list(relax.analysis.free_vars(call))
+def _wide(group: _Group, arg: Any, dtype: str) -> Any:
+    """The float32 form of an operand."""
+    if isinstance(arg, relax.Var):
+        return group.values[arg]
+    if isinstance(arg, relax.Tuple):
+        return relax.Tuple([_wide(group, field, dtype) for field in arg.fields])
+    if isinstance(arg, Constant) and str(arg.ty.dtype) == dtype:
+        return make_constant(as_float(arg), "float32")
+    return arg
+
+
+def _emit_joined(group: _Group) -> None:
+    """Keep the members; for narrow types compute what follows the anchors, the join above all, in float32."""
+    dtype = str(group.results[0].ty.dtype)
+    names = [o.name for o in group.graph.operators]
+    if dtype not in NARROW_TYPES:
+        group.replay(names)
+        return
+    group.replay(group.shape.anchors)
+    _replay_wide(group, [n for n in names if n not in group.shape.anchors], dtype)
 
 
 def _common_prefix(group: _Group, branches: Sequence[Branch]) -> int:
@@ -322,3 +339,13 @@ def _emit_partitioned(group: _Group) -> None:
     value = group.builder.emit(emit_concat_stores(group.builder, members, int(concat.attrs.axis)))
     group.values[group.var_of[join.operators[0]]] = value
     group.replay(group.shape.tail)
+
+
+#: How the body of each form is emitted.
+_FORMS = {
+    "collapsed": _emit_collapsed,
+    "merged": _emit_merged,
+    "joined": _emit_joined,
+    "elementwise": _emit_joined,
+    "partitioned": _emit_partitioned,
+}

@@ -12,6 +12,7 @@ import numpy as np
 from ..compat import ir, relax, s_tir, tirx, tvm
 from ..frontend.canonical.convert_dtype import ConvertDtype
 from ..transform.rename import Substitute
+from .plain_norms import WriteOutNorms
 
 #: Type that a model of each type is referred to: float32 sums lose digits of their own.
 REFERENCE_TYPE = {"float32": "float64", "float16": "float32", "bfloat16": "float32"}
@@ -35,16 +36,17 @@ class Reference:
 
     def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
         self.dtype = reference_type(dtype)
-        wide = ConvertDtype(self.dtype)(mod)
         passes = [relax.transform.LegalizeOps(), _ParallelLoops()]
-        lowered = tvm.transform.Sequential(passes)(wide)
+        if self.dtype != dtype:
+            passes = [ConvertDtype(self.dtype), WriteOutNorms(), *passes]
+        lowered = tvm.transform.Sequential(passes)(mod)
         executable = tvm.compile(lowered, target="llvm")
         self._vm: Any = relax.VirtualMachine(executable, tvm.cpu())
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Compute the outputs, in the wider type."""
         inputs = [
-            tvm.runtime.tensor(a.astype(self.dtype) if a.dtype.kind not in "iub" else a) for a in arrays
+            tvm.runtime.tensor(a if a.dtype.kind in "iub" else a.astype(self.dtype)) for a in arrays
         ]
         result = self._vm["main"](*inputs)
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
