@@ -107,7 +107,7 @@ def tile_loops(
 
 def copy_together(
     sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, threads: int, rank: int
-) -> None:
+) -> bool:
     """Fill a staged buffer with all threads of the block, at the top of a loop.
 
     Parameters
@@ -122,17 +122,25 @@ def copy_together(
         Threads of the block, all on ``threadIdx.x``.
     rank : int
         Dimensions of the buffer.
+
+    Returns
+    -------
+    bool
+        False when TVM finds no constant size for what a block needs; the schedule is then of no use.
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
     fused = fuse_loops(sch, sch.get_loops(block)[-rank:])
     extent = sch.get(fused).extent
-    if not isinstance(extent, tirx.IntImm) or int(extent) <= _BATCH * threads:
+    if not isinstance(extent, tirx.IntImm):
+        return False
+    if int(extent) <= _BATCH * threads:
         _, lane = sch.split(fused, [None, threads])
     else:
         # Left alone, nvcc unrolls the whole loop and keeps its addresses in registers until they spill.
         rounds, _, lane = sch.split(fused, [None, _BATCH, threads])
         sch.annotate(rounds, "disable_unroll", True)
     sch.bind(lane, "threadIdx.x")
+    return True
 
 
 def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> None:

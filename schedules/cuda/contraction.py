@@ -188,13 +188,14 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | No
         return None
     for tile in tiles(described, bounds, _ATTEMPTS):
         sch = base.copy()
-        _schedule(sch, form, tile)
-        if shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:
+        fits = _schedule(sch, form, tile)
+        if fits and shared_bytes(sch.mod["main"]) <= bounds.shared_bytes:
             return allow_registers(sch)
     return None
 
 
-def _schedule(sch: s_tir.Schedule, form: Contraction, tile: Tile) -> None:
+def _schedule(sch: s_tir.Schedule, form: Contraction, tile: Tile) -> bool:
+    """Apply a tile; False when a slice has no constant size."""
     staged = {
         anchor.name: [
             (sch.cache_read(anchor.handle, index, "shared"), len(access.shape))
@@ -216,8 +217,10 @@ def _schedule(sch: s_tir.Schedule, form: Contraction, tile: Tile) -> None:
     for anchor in reversed(form.anchors):
         slices = _accumulate(sch, anchor, merged, tile)
         for copy, rank in staged[anchor.name]:
-            copy_together(sch, copy, slices, tile.thread_count, rank)
+            if not copy_together(sch, copy, slices, tile.thread_count, rank):
+                return False
         sch.decompose_reduction(anchor.handle, slices)
+    return True
 
 
 def _accumulate(sch: s_tir.Schedule, anchor: Block, thread, tile: Tile):

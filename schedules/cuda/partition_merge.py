@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import tvm_ffi
 
-from ...compat import tirx, tvm
+from ...compat import s_tir, tirx, tvm
 from .partition_lower import BLOCK_TAGS, THREAD_TAGS, FlatMember, contains
 
 
@@ -73,7 +73,9 @@ def merge_members(
     for variable, tag, extent in ((thread, "threadIdx.x", threads), (block, "blockIdx.x", blocks)):
         axis = tirx.IterVar(tvm.ir.Range(0, extent), variable, tirx.IterVar.ThreadIndex, tag)
         kernel = tirx.AttrStmt(axis, "thread_extent", tirx.IntImm("int32", extent), kernel)
-    merged = tirx.PrimFunc(func.params, _flat([*views, kernel]), func.ret_type, func.attrs)
+    # TVM's analyses of PrimFuncs (is it a reshape?) expect a root block, flat as its inside may be.
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", _flat([*views, kernel])))
+    merged = tirx.PrimFunc(func.params, root, func.ret_type, func.attrs)
     # Members that came from one operator's template can bind the same variables; each branch needs its own.
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": merged}))["main"]
 

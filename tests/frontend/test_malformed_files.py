@@ -12,7 +12,8 @@ import onnx
 import pytest
 import tvm
 
-from tvm_fusion.testing.models import LIGHT_MODELS, light_model_path, parallel_convs
+from tvm_fusion.testing.models import LIGHT_MODELS, light_model_path
+from tvm_fusion.testing.modules import parallel_convs
 
 CHILD = """
 import sys
@@ -132,7 +133,7 @@ def test_many_mutated_onnx(tmp_path, mutate):
 
 @pytest.mark.slow
 def test_mutated_json(tmp_path):
-    content = tvm.ir.save_json(parallel_convs(2, channels=4, in_channels=3, spatial=6, relu=True))
+    content = tvm.ir.save_json(parallel_convs(2, channels=4, spatial=6, relu=True))
     chance, paths = random.Random(3), []
     for number in range(20):
         paths.append(tmp_path / f"{number}.json")

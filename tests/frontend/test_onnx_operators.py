@@ -60,7 +60,7 @@ def test_quick_cases_exist():
     assert all((DATA / name / "model.onnx").is_file() for name in QUICK)
 
 
-@pytest.mark.parametrize("folder", cases())
+@pytest.mark.parametrize("folder", list(cases()))
 def test_operator(run_module, folder):
     mod = load(folder / "model.onnx")
     data = folder / "test_data_set_0"

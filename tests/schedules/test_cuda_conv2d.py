@@ -81,6 +81,7 @@ CASES = [
     case("depthwise multiplier", conv, (1, 12, 9, 9), (24, 1, 3, 3), padding=1, groups=12),
     case("grouped", conv, (1, 48, 13, 13), (96, 16, 3, 3), padding=1, groups=3),
     case("grouped 1x1", conv, (1, 272, 14, 14), (272, 68, 1, 1), groups=4),
+    case("17 channels a group", conv, (2, 136, 13, 14), (40, 17, 5, 5), padding=1, groups=8),
     case("residual", residual, (1, 16, 13, 13), (16, 16, 3, 3), (1, 16, 1, 1), (1, 16, 13, 13)),
     case(
         "joined",

@@ -133,3 +133,11 @@ def test_random_graphs(seed):
 @pytest.mark.parametrize("seed", range(100, 300))
 def test_many_random_graphs(seed):
     check(random_module(seed, operators=20))
+
+
+def test_a_scalar_constant_in_where():
+    b = ModuleBuilder()
+    x = b.input("x", (3, 4))
+    keep = b.op("gt", relax.op.greater(x, relax.const(0.5, "float32")))
+    y = b.op("where", relax.op.where(keep, x, relax.const(-2.0, "float32")))
+    assert list(check(b.finish(b.relu("r", b.op("neg", relax.op.negative(y)))))) == ["fused_vertical_0"]

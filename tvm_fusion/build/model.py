@@ -151,17 +151,34 @@ def lower_plan(
         With ``strict``, if a group fails.
     """
     while True:
-        lowered, kernels, failures = _lower(mod, plan)
-        scheduled: tvm.IRModule = lowered
-        if not failures:
-            scheduled, messages = schedule_functions(lowered, target, default)
-            failures = {g: messages[k] for g, k in kernels.items() if k in messages}
+        scheduled, kernels, failures = lower_once(mod, plan, target, default)
         if not failures:
             break
         for group_id, message in failures.items():
             _complain(f"{group_id} is left unfused: {message}", strict)
         plan = drop_groups(plan, {g: _refusal(plan, g, m) for g, m in failures.items()})
     return Lowered(scheduled, _with_templates(plan, scheduled, kernels), kernels)
+
+
+def lower_once(
+    mod: tvm.IRModule, plan: Plan, target: Target, default: Collection[str] = ()
+) -> tuple[tvm.IRModule, dict[str, str], dict[str, str]]:
+    """Annotate, lower and schedule once.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        The scheduled module; of no use when there are failures.
+    kernels : dict of str to str
+        Kernel name by group.
+    failures : dict of str to str
+        Why, by group, for each that cannot be one kernel.
+    """
+    lowered, kernels, failures = _lower(mod, plan)
+    if failures:
+        return lowered, kernels, failures
+    scheduled, messages = schedule_functions(lowered, target, default)
+    return scheduled, kernels, {g: messages[k] for g, k in kernels.items() if k in messages}
 
 
 def _complain(message: str, strict: bool) -> None:

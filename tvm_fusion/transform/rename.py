@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import Constant, PyExprMutator, mutator, relax
+from ..compat import Constant, PyExprMutator, ir, mutator, relax
+
+#: Operators whose legalisation takes a scalar constant as a tensor, not as an immediate.
+_SCALARS_AS_TENSORS = ("relax.where",)
 
 
 @mutator
@@ -39,6 +42,8 @@ class LiftConstants(PyExprMutator):
     names : dict
         Replacement by variable.
 
+    Scalars become immediates in binary operators; elsewhere (``where``) TVM keeps them as tensors, so they are lifted too.
+
     Attributes
     ----------
     lifted : list of (Constant, Var)
@@ -49,6 +54,7 @@ class LiftConstants(PyExprMutator):
         super().__init__()
         self.names = names
         self.lifted: list[tuple[Any, Any]] = []
+        self._keep_scalars = True
 
     def visit_var_(self, op: Any) -> Any:
         """Replace one variable."""
@@ -58,9 +64,15 @@ class LiftConstants(PyExprMutator):
         """Replace one dataflow variable."""
         return self.names.get(op, op)
 
+    def visit_call_(self, call: Any) -> Any:
+        """Replace the operands of one call."""
+        self._keep_scalars = not (isinstance(call.op, ir.Op) and call.op.name in _SCALARS_AS_TENSORS)
+        return super().visit_call_(call)
+
     def visit_generic_const_(self, op: Constant) -> Any:
-        """Replace one constant; scalars stay."""
-        if not isinstance(op.ty, relax.TensorType) or op.ty.ndim == 0:
+        """Replace one constant."""
+        scalar = isinstance(op.ty, relax.TensorType) and op.ty.ndim == 0
+        if not isinstance(op.ty, relax.TensorType) or (scalar and self._keep_scalars):
             return op
         for constant, param in self.lifted:
             if constant.same_as(op):
