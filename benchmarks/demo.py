@@ -1,7 +1,7 @@
 """The main job on a real network, through the ordinary command line (``make demo``).
 
-The network is SqueezeNet as the onnx package ships it, with seeded random weights; any other name of
-``tvm_fusion.testing.models.LIGHT_MODELS`` can be given as the argument.
+The network is SqueezeNet as the onnx package ships it, with seeded random weights; any other name
+of ``tvm_fusion.testing.models.LIGHT_MODELS`` can be given as the argument.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What fusion does to whole networks: launches, bytes, error, compile time, fused against unfused.
 
-Prints one Markdown row per network. The networks are the real architectures that the onnx package ships, with seeded
-random weights.
+Prints one Markdown row per network. The networks are the real architectures that the onnx package
+ships, with seeded random weights.
 
     python benchmarks/model_table.py                       # all nine, on the CPU
     python benchmarks/model_table.py resnet50 --target cuda --dtype float16
@@ -44,7 +44,9 @@ def row(name: str, target: str, dtype: str | None, repeat: int) -> list[str]:
 
 def main() -> None:
     """Read the command line and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=list(LIGHT_MODELS), help="default: all nine")
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])

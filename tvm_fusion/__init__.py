@@ -1,6 +1,7 @@
 """Operator fusion for TVM: groups as annotations in a ``Sequential``, one kernel per group, explained.
 
-The names here are all that most users need. Importing the package is cheap: TVM is imported on first use.
+The names here are all that most users need. Importing the package is cheap: TVM is imported on
+first use.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LAZY = {
     "frontend": None, "load": "build.executable", "plan": "api", "transform": None, "verify": "api",
 }  # fmt: skip
 
-__all__ = ["__version__", *_LAZY]  # noqa: PLE0604
+__all__ = ["__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:

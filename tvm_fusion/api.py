@@ -15,8 +15,8 @@ from .planner.plan import Plan, Rejection
 from .targets import parse_target
 from .transform.fuse import plan_module
 from .transform.strip_fusion import is_group
-from .verification.verify import Progress, check_groups, refusals_of, verify_module
 from .verification.report import VerificationReport
+from .verification.verify import Progress, check_groups, refusals_of, verify_module
 
 
 def plan(
@@ -34,14 +34,15 @@ def plan(
     mod : tvm.IRModule
         A Relax module, canonical or not.
     target : Target, str or None
-        ``"llvm"``, ``"cuda"``, ``"cuda:sm_90a"``…; None takes the target in scope. ``"cuda:…"`` needs no GPU.
+        ``"llvm"``, ``"cuda"``, ``"cuda:sm_90a"``…; None takes the target in scope. ``"cuda:…"``
+        needs no GPU.
     config : FusionConfig, optional
         Strategies and limits.
     name : str
         Name of the model in the plan.
     build : bool
-        Also lower and compile the chosen kernels, leave out groups that cannot be one kernel, and fill in their
-        registers, spills and shared memory.
+        Also lower and compile the chosen kernels, leave out groups that cannot be one kernel, and
+        fill in their registers, spills and shared memory.
 
     Returns
     -------
@@ -84,10 +85,11 @@ def compile(
     config : FusionConfig, optional
         Strategies and limits.
     strict : bool
-        Whether a group that cannot be lowered, or whose result is wrong, is an error. Otherwise it is left unfused, with a
-        warning and a reason in the plan.
+        Whether a group that cannot be lowered, or whose result is wrong, is an error. Otherwise it
+        is left unfused, with a warning and a reason in the plan.
     verify : bool
-        Whether to compare every group with the unfused operators first (on the GPU if there is one, else on the CPU).
+        Whether to compare every group with the unfused operators first (on the GPU if there is one,
+        else on the CPU).
     name : str
         Name of the model in the plan.
     progress : callable, optional
@@ -138,7 +140,8 @@ def verify(
     mod : tvm.IRModule
         A Relax module, canonical or not.
     target : Target, str or None
-        As in `plan`. A CUDA target is verified on the GPU, or, without one, on the CPU with the same lowered groups.
+        As in `plan`. A CUDA target is verified on the GPU, or, without one, on the CPU with the
+        same lowered groups.
     plan : Plan, optional
         Decisions to verify; planned with ``config`` when absent.
     config : FusionConfig, optional

@@ -1,7 +1,7 @@
 """Names that change between TVM releases, in one place (written for apache-tvm 0.27).
 
-TVM renames much at each release (``tir`` became ``tirx`` and ``s_tir``, ``struct_info`` became ``ty``). Modules of
-this package take such names from here.
+TVM renames much at each release (``tir`` became ``tirx`` and ``s_tir``, ``struct_info`` became
+``ty``). Modules of this package take such names from here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = [
     "structural_equal", "structural_hash", "te", "tirx", "topi", "tvm", "update_type",
 ]  # fmt: skip
 
-# An exception that a pass raises crosses TVM's C++ code, which keeps the type of registered ones only.
+# An exception that a pass raises crosses TVM's C++ code, which keeps the type of registered ones
+# only.
 for _error in vars(errors).values():
     if isinstance(_error, type) and issubclass(_error, errors.FusionError):
         tvm_ffi.register_error(f"tvm_fusion.{_error.__name__}", _error)
@@ -41,14 +42,23 @@ structural_hash = tvm_ffi.structural_hash
 def _stack_without_source() -> Iterator[None]:
     """Replace ``inspect.stack`` by one that reads no source lines.
 
-    Every ``@T.prim_func`` of TVM's intrinsic library calls ``inspect.stack()``, whose reading of source context makes
-    the import take 20 to 75 s; without it the import takes about 5 s.
+    Every ``@T.prim_func`` of TVM's intrinsic library calls ``inspect.stack()``, whose reading of
+    source context makes the import take 20 to 75 s; without it the import takes about 5 s.
     """
 
     def stack(context: int = 1) -> list[inspect.FrameInfo]:
         frame, out = sys._getframe(1), []
         while frame:
-            out.append(inspect.FrameInfo(frame, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None))
+            out.append(
+                inspect.FrameInfo(
+                    frame,
+                    frame.f_code.co_filename,
+                    frame.f_lineno,
+                    frame.f_code.co_name,
+                    None,
+                    None,
+                )
+            )
             frame = frame.f_back
         return out
 
@@ -70,7 +80,8 @@ def import_tensor_intrinsics() -> None:
 def silent_native() -> Iterator[None]:
     """Hide what TVM's C++ code writes to stderr by itself.
 
-    TVM logs a warning for every constant of a library that it loads; a user can do nothing about them.
+    TVM logs a warning for every constant of a library that it loads; a user can do nothing about
+    them.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

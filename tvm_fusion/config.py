@@ -20,8 +20,9 @@ class FusionConfig:
     max_depth : int
         Largest number of working operators on one path of a vertical group.
     max_members : int
-        Largest number of horizontal branches that stay apart in one kernel. 4 to 6 pay most; 12 lost 8 % (project
-        sources), so the default is 6. Branches of a linear sum collapse and do not count.
+        Largest number of horizontal branches that stay apart in one kernel. 4 to 6 pay most; 12
+        lost 8 % (project sources), so the default is 6. Branches of a linear sum collapse and do
+        not count.
     max_operators : int
         Largest number of operators in one group; bounds compile time and parameter count.
     deny : tuple of str
@@ -39,11 +40,17 @@ class FusionConfig:
         object.__setattr__(self, "deny", _as_tuple(self.deny))
         unknown = [name for name in self.strategies if name not in STRATEGIES]
         if unknown:
-            raise ValueError(f"unknown strategy {unknown[0]!r}; choose from {', '.join(STRATEGIES)}")
+            raise ValueError(
+                f"unknown strategy {unknown[0]!r}; choose from {', '.join(STRATEGIES)}"
+            )
         for field in ("max_depth", "max_members", "max_operators"):
             if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
-                raise ValueError(f"{field} must be a positive integer, got {getattr(self, field)!r}")
+                raise ValueError(
+                    f"{field} must be a positive integer, got {getattr(self, field)!r}"
+                )
 
 
 def _as_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(value)
+    return (
+        tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(value)
+    )

@@ -1,7 +1,8 @@
 """The few error types of tvm_fusion.
 
-Every message is one sentence that says what is wrong and what to do. Refusals to fuse are not errors: they are
-``Verdict`` data in the plan. A wrong argument of a Python call raises ``ValueError`` or ``TypeError`` as usual.
+Every message is one sentence that says what is wrong and what to do. Refusals to fuse are not
+errors: they are ``Verdict`` data in the plan. A wrong argument of a Python call raises
+``ValueError`` or ``TypeError`` as usual.
 """
 
 

@@ -17,8 +17,9 @@ def before_lowering() -> list[tvm.transform.Pass]:
 def after_scheduling(target: Target) -> list[tvm.transform.Pass]:
     """Passes from scheduled PrimFuncs to what TVM's VM runs.
 
-    TVM's own default pipeline without LegalizeOps (done, with float32 accumulation) and without FuseOps and FuseTIR: the
-    plan has decided what is one kernel, and the unfused baseline must stay unfused.
+    TVM's own default pipeline without LegalizeOps (done, with float32 accumulation) and without
+    FuseOps and FuseTIR: the plan has decided what is one kernel, and the unfused baseline must stay
+    unfused.
     """
     passes: list[tvm.transform.Pass] = []
     if target.kind.name == "cuda":

@@ -29,7 +29,10 @@ def residual():
 
 def data(module, seed=0):
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal([int(d) for d in p.ty.shape]).astype(str(p.ty.dtype)) for p in module["main"].params]
+    return [
+        rng.standard_normal([int(d) for d in p.ty.shape]).astype(str(p.ty.dtype))
+        for p in module["main"].params
+    ]
 
 
 def test_compiled_model_runs_and_names_its_templates():
@@ -138,7 +141,8 @@ def test_a_group_without_a_template_is_left_out(monkeypatch):
 def test_dropping_a_group_puts_its_numbers_back():
     plan = tf.plan(residual(), "llvm")
     refusals = {
-        g.id: Rejection(g.strategy, g.nodes, "illegal", "numerics", {}, "wrong") for g in plan.groups
+        g.id: Rejection(g.strategy, g.nodes, "illegal", "numerics", {}, "wrong")
+        for g in plan.groups
     }
     totals = drop_groups(plan, refusals).totals
     assert totals.launches_after == totals.launches_before
@@ -190,7 +194,10 @@ def test_the_passes_in_a_users_own_sequential(target):
     executable = tvm.compile(lowered, target=target)
     if target.kind.name == "cuda":
         (source,) = device_sources(executable.mod)
-        assert set(re.findall(r"(\w+)_kernel\(", source)) == {"fused_vertical_0", "fused_vertical_1"}
+        assert set(re.findall(r"(\w+)_kernel\(", source)) == {
+            "fused_vertical_0",
+            "fused_vertical_1",
+        }
         return
     vm = relax.VirtualMachine(executable, tvm.cpu())
     x = data(module)

@@ -15,8 +15,8 @@ from tvm_fusion.testing.models import LIGHT_MODELS, light_model, light_model_pat
 
 QUICK = ("resnet50", "shufflenet", "squeezenet")
 
-#: Operators of each canonical model, counted by hand from the ONNX file: every Conv of these networks has a bias or
-#: a batch norm behind it, which is one ``add``.
+#: Operators of each canonical model, counted by hand from the ONNX file: every Conv of these
+#: networks has a bias or a batch norm behind it, which is one ``add``.
 EXPECTED = {
     "bvlc_alexnet": {"nn.conv2d": 5, "matmul": 3, "nn.relu": 7, "nn.max_pool2d": 3},
     "densenet121": {"nn.conv2d": 121, "nn.relu": 121, "concat": 58, "nn.max_pool2d": 1, "nn.avg_pool2d": 3},

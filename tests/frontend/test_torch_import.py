@@ -106,3 +106,13 @@ def test_bad_files(tmp_path):
             continue  # a flip in padding is harmless; any other must be this error
     with pytest.raises(InvalidModelError, match=r"torch\.export\.export first"):
         frontend.load(torch.nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("layer", ["SELU", "ELU", "CELU"])
+def test_every_factor_of_elu_counts(layer, run_module):
+    """TVM's own converter keeps alpha alone: SELU would come out without its scale of 1.05."""
+    net = getattr(torch.nn, layer)()
+    x = torch.linspace(-3, 3, 24).reshape(2, 3, 4)
+    mod = frontend.load(torch.export.export(net, (x,)))
+    (got,) = run_module(mod, x.numpy())
+    assert np.allclose(got, net(x).numpy(), atol=1e-6)

@@ -9,7 +9,9 @@ from tvm_fusion.graph import DataflowGraph, Operator, Tensor
 
 
 def operator(name, inputs, pattern="elementwise", flops=1):
-    return Operator(name, "relu", (name,), tuple(inputs), (f"{name}.out",), {}, pattern, flops, 4, 4)
+    return Operator(
+        name, "relu", (name,), tuple(inputs), (f"{name}.out",), {}, pattern, flops, 4, 4
+    )
 
 
 def diamond():
@@ -21,7 +23,9 @@ def diamond():
         operator("d", ["b.out", "c.out"]),
     )
     names = ["x", *(o.outputs[0] for o in operators)]
-    return DataflowGraph(operators, {n: Tensor(n, (2, 3), "float32") for n in names}, ("x",), ("d.out",))
+    return DataflowGraph(
+        operators, {n: Tensor(n, (2, 3), "float32") for n in names}, ("x",), ("d.out",)
+    )
 
 
 def test_bytes_of_a_tensor_follow_its_type():

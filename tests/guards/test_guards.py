@@ -73,7 +73,10 @@ def test_unsupported_operator():
     b = ModuleBuilder()
     y = b.relu("r", b.op("cum", relax.op.cumsum(b.input("x", (4, 4)), axis=1)))
     graph = from_relax(b.finish(y)).graph
-    assert reason(Proposal("vertical", ("cum", "r"), (), (("cum", "r"),), 2), graph) == "unsupported_op"
+    assert (
+        reason(Proposal("vertical", ("cum", "r"), (), (("cum", "r"),), 2), graph)
+        == "unsupported_op"
+    )
 
 
 def test_dynamic_shape():

@@ -42,7 +42,9 @@ def test_the_four_convolutions_with_relu():
     assert plan.groups[0].options["form"] == "merged"
 
 
-@pytest.mark.parametrize(("members", "launches", "sizes"), [(6, 1, [6]), (7, 2, [6, 1]), (8, 2, [6, 2])])
+@pytest.mark.parametrize(
+    ("members", "launches", "sizes"), [(6, 1, [6]), (7, 2, [6, 1]), (8, 2, [6, 2])]
+)
 def test_more_branches_than_the_limit(members, launches, sizes):
     plan = planned(parallel_convs(members, relu=True))
     assert plan.totals.launches_after == launches

@@ -14,7 +14,13 @@ from tvm_fusion.schedules.cpu.templates import (
 )
 
 from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
-from tvm_fusion.testing.groups import emit_joined, group_function, group_module, run_on_cpu, with_group_function
+from tvm_fusion.testing.groups import (
+    emit_joined,
+    group_function,
+    group_module,
+    run_on_cpu,
+    with_group_function,
+)
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores, emit_split_store
 
 op = relax.op

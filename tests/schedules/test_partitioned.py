@@ -16,7 +16,7 @@ from tvm_fusion.schedules.cuda.partition_members import split_members
 from tvm_fusion.schedules.cuda.partition_merge import merge_members
 from tvm_fusion.schedules.cuda.partitioned import Partitioned
 
-from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
+from tvm_fusion.compat import Target, relax, tirx, tvm
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores

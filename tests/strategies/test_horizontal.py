@@ -64,7 +64,9 @@ def test_pointwise_branches():
     b = ModuleBuilder()
     branches = []
     for i in range(3):
-        scaled = b.op(f"mul{i}", relax.op.multiply(b.input(f"x{i}", (1, 8, 6, 6)), b.const(1, 8, 1, 1)))
+        scaled = b.op(
+            f"mul{i}", relax.op.multiply(b.input(f"x{i}", (1, 8, 6, 6)), b.const(1, 8, 1, 1))
+        )
         branches.append(b.relu(f"relu{i}", b.bias(f"bias{i}", scaled)))
     p = largest(b.finish(*branches))
     assert p.option("form") == "partitioned" and p.anchors == () and len(p.members) == 3

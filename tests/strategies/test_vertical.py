@@ -44,7 +44,9 @@ def test_a_value_read_twice_inside_the_group():
 
 def test_a_prologue_that_no_earlier_anchor_holds():
     b = ModuleBuilder()
-    pooled = b.op("pool", relax.op.nn.max_pool2d(b.input("x", (1, 8, 6, 6)), pool_size=2, strides=2))
+    pooled = b.op(
+        "pool", relax.op.nn.max_pool2d(b.input("x", (1, 8, 6, 6)), pool_size=2, strides=2)
+    )
     cat = b.op("cat", relax.op.concat([pooled, pooled], axis=1))
     y = b.conv("conv", b.relu("relu", cat), 8)
     assert ("relu", "conv") in proposed(b.finish(y))

@@ -68,12 +68,18 @@ def test_strip_gives_the_original_and_twice_is_once(module, make):
 
 def test_horizontal_absorbs_whole_vertical_groups():
     module = parallel_convs(3, channels=8, spatial=8, relu=True)
-    passes = tvm.transform.Sequential([VerticalFusion(target=TARGET), HorizontalFusion(target=TARGET)])
+    passes = tvm.transform.Sequential(
+        [VerticalFusion(target=TARGET), HorizontalFusion(target=TARGET)]
+    )
     fused = passes(module)
     assert [f.attrs["tvm_fusion.strategy"] for f in groups(fused).values()] == ["horizontal"]
     tvm.ir.assert_structural_equal(StripFusion()(fused), module)
     plan = tf.plan(VerticalFusion(target=TARGET)(module), TARGET)
-    assert sorted(plan.groups[0].parts) == ["fused_vertical_0", "fused_vertical_1", "fused_vertical_2"]
+    assert sorted(plan.groups[0].parts) == [
+        "fused_vertical_0",
+        "fused_vertical_1",
+        "fused_vertical_2",
+    ]
 
 
 def test_vertical_leaves_horizontal_groups_whole():
@@ -109,5 +115,7 @@ def test_a_plan_is_carried_out():
 def test_the_annotated_module_runs_in_tvms_own_pipeline(module=None):
     module = parallel_convs(2, channels=4, spatial=6, relu=True)
     fused = Fuse(target="llvm")(module)
-    lowered = tvm.transform.Sequential([relax.transform.LegalizeOps(), relax.transform.FuseTIR()])(fused)
+    lowered = tvm.transform.Sequential([relax.transform.LegalizeOps(), relax.transform.FuseTIR()])(
+        fused
+    )
     assert [type(f).__name__ for f in groups(lowered).values()] == ["PrimFunc"]

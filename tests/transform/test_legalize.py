@@ -51,7 +51,8 @@ def normalised(x, axes):
     return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5)
 
 
-# name: shapes, operator, numpy reference in float64. Offsets make sums large, so that a narrow sum is off or infinite.
+# name: shapes, operator, numpy reference in float64. Offsets make sums large, so that a narrow sum
+# is off or infinite.
 CASES = {
     "mean": ([(2, 3, 7, 7)], lambda x: op.mean(x, [2, 3]), lambda x: x.mean((2, 3))),
     "sum": ([(64, 64)], lambda x: op.sum(x, [1]), lambda x: x.sum(1)),
@@ -120,7 +121,8 @@ def test_reduction_is_rounded_once(name, dtype):
     arrays = [(rng.standard_normal(shape) + 1).astype(TYPES[dtype]) for shape in shapes]
     result = float64(run(legalize(module(shapes, dtype, make)), *arrays))
     expected = reference(*[float64(array) for array in arrays])
-    # Half a unit in the last place of the result, and the float32 error of the sum, which is far smaller.
+    # Half a unit in the last place of the result, and the float32 error of the sum, which is far
+    # smaller.
     ulp = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     np.testing.assert_allclose(result, expected, rtol=1.01 * ulp, atol=2e-5)
 

@@ -94,7 +94,9 @@ def test_merged_dense_layers():
     b = ModuleBuilder()
     x = b.input("x", (5, 12))
     heads = [b.op(f"fc{i}", relax.op.matmul(x, b.const(12, n))) for i, n in enumerate((4, 7, 3))]
-    heads = [b.op(f"bias{i}", relax.op.add(h, b.const(int(h.ty.shape[1])))) for i, h in enumerate(heads)]
+    heads = [
+        b.op(f"bias{i}", relax.op.add(h, b.const(int(h.ty.shape[1])))) for i, h in enumerate(heads)
+    ]
     functions = check(b.finish(*heads))
     assert list(functions) == ["fused_horizontal_0"]
 
@@ -140,4 +142,6 @@ def test_a_scalar_constant_in_where():
     x = b.input("x", (3, 4))
     keep = b.op("gt", relax.op.greater(x, relax.const(0.5, "float32")))
     y = b.op("where", relax.op.where(keep, x, relax.const(-2.0, "float32")))
-    assert list(check(b.finish(b.relu("r", b.op("neg", relax.op.negative(y)))))) == ["fused_vertical_0"]
+    assert list(check(b.finish(b.relu("r", b.op("neg", relax.op.negative(y)))))) == [
+        "fused_vertical_0"
+    ]

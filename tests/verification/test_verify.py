@@ -121,7 +121,9 @@ def norms(name):
     if name == "group_norm":
         call = nn.group_norm(x, b.const(6), b.const(6), num_groups=3, channel_axis=1, axes=[2, 3])
         return b.finish(b.op("n", call))
-    return b.finish(b.op("n", nn.instance_norm(x, b.const(6), b.const(6), channel_axis=1, axes=[2, 3])))
+    return b.finish(
+        b.op("n", nn.instance_norm(x, b.const(6), b.const(6), channel_axis=1, axes=[2, 3]))
+    )
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "instance_norm"])

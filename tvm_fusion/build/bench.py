@@ -56,8 +56,8 @@ def compare(
 ) -> BenchResult:
     """Time a plan against one kernel per operator.
 
-    Both sides come from the same canonical module and the same templates, and take turns, so that a drifting clock
-    touches both.
+    Both sides come from the same canonical module and the same templates, and take turns, so that a
+    drifting clock touches both.
 
     Parameters
     ----------
@@ -74,9 +74,7 @@ def compare(
     progress : callable, optional
         Called with the measurements done and their number.
     """
-    sides = [
-        compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))
-    ]
+    sides = [compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))]
     rng = np.random.default_rng(seed)
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
     times: list[list[float]] = [[], []]
@@ -92,4 +90,3 @@ def compare(
     return BenchResult(
         fused, unfused, unfused / fused, repeat, totals.launches_after, totals.launches_before
     )
-

@@ -15,7 +15,6 @@ from ..planner.plan import Plan
 from .library import export_library, load_library
 from .signature import Signature, TensorSpec, signature_in
 
-
 #: Definition (or declaration) of a kernel in CUDA source.
 _KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 
@@ -57,7 +56,9 @@ class LoadedModel:
             If the model needs a GPU that this machine lacks.
         """
         device, vm = self._machine()
-        inputs = [tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)]
+        inputs = [
+            tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)
+        ]
         result = vm["main"](*inputs)
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
 
@@ -83,8 +84,12 @@ class LoadedModel:
             Seconds per call of each measurement.
         """
         device, vm = self._machine()
-        inputs = [tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)]
-        return list(vm.time_evaluator("main", device, number=number, repeat=repeat)(*inputs).results)
+        inputs = [
+            tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)
+        ]
+        return list(
+            vm.time_evaluator("main", device, number=number, repeat=repeat)(*inputs).results
+        )
 
 
 class CompiledModel(LoadedModel):
@@ -99,7 +104,12 @@ class CompiledModel(LoadedModel):
     """
 
     def __init__(
-        self, executable: Any, signature: Signature, plan: Plan, kernels: dict[str, str], target: Any
+        self,
+        executable: Any,
+        signature: Signature,
+        plan: Plan,
+        kernels: dict[str, str],
+        target: Any,
     ) -> None:
         super().__init__(executable, signature)
         self.plan = plan
@@ -138,7 +148,9 @@ def device_of(kind: str) -> Any:
         return tvm.cpu()
     device = tvm.cuda(0)
     if not device.exist:
-        raise TargetError("the model is compiled for CUDA and this machine has no GPU; compile it for llvm")
+        raise TargetError(
+            "the model is compiled for CUDA and this machine has no GPU; compile it for llvm"
+        )
     return device
 
 
@@ -151,10 +163,16 @@ def check_inputs(specs: Sequence[TensorSpec], arrays: Sequence[Any]) -> list[np.
     for spec, value in zip(specs, arrays, strict=True):
         array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
         if str(array.dtype) != spec.dtype:
-            raise TypeError(f"input {spec.name!r} must be {spec.dtype}, got {array.dtype}; convert it first")
-        fixed = [(w, g) for w, g in zip(spec.shape, array.shape, strict=False) if isinstance(w, int)]
+            raise TypeError(
+                f"input {spec.name!r} must be {spec.dtype}, got {array.dtype}; convert it first"
+            )
+        fixed = [
+            (w, g) for w, g in zip(spec.shape, array.shape, strict=False) if isinstance(w, int)
+        ]
         if array.ndim != len(spec.shape) or any(w != g for w, g in fixed):
-            raise ValueError(f"input {spec.name!r} must have shape {list(spec.shape)}, got {list(array.shape)}")
+            raise ValueError(
+                f"input {spec.name!r} must have shape {list(spec.shape)}, got {list(array.shape)}"
+            )
         out.append(np.ascontiguousarray(array))
     return out
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .signature import TensorSpec
 from ..errors import VerificationError
+from .signature import TensorSpec
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -19,9 +19,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def make_inputs(
-    specs: Sequence[TensorSpec], count: int, seed: int
-) -> Iterator[list[np.ndarray]]:
+def make_inputs(specs: Sequence[TensorSpec], count: int, seed: int) -> Iterator[list[np.ndarray]]:
     """Yield one position-coded input, then ``count`` random ones.
 
     Parameters
@@ -40,7 +38,9 @@ def make_inputs(
     """
     for spec in specs:
         if not all(isinstance(extent, int) for extent in spec.shape):
-            raise VerificationError(f"input {spec.name!r} has a symbolic shape; fix it with --shape")
+            raise VerificationError(
+                f"input {spec.name!r} has a symbolic shape; fix it with --shape"
+            )
     yield [position_coded(spec) for spec in specs]
     rng = np.random.default_rng(seed)
     for _ in range(count):
@@ -50,11 +50,16 @@ def make_inputs(
 def position_coded(spec: TensorSpec) -> np.ndarray:
     """Values that differ from row to row along every axis, so that a dropped or swapped index changes the result.
 
-    A sum of one ramp per axis, each with another slope, between -1 and 1; integers count 0, 1, 0, 1….
+    A sum of one ramp per axis, each with another slope, between -1 and 1; integers count 0, 1, 0,
+    1….
     """
     dtype = numpy_dtype(spec.dtype)
     if dtype.kind in "iub":
-        return (np.indices(spec.shape).sum(axis=0) % 2).astype(dtype) if spec.shape else np.zeros((), dtype)
+        return (
+            (np.indices(spec.shape).sum(axis=0) % 2).astype(dtype)
+            if spec.shape
+            else np.zeros((), dtype)
+        )
     total = np.zeros(spec.shape)
     for axis, extent in enumerate(spec.shape):
         ramp = np.linspace(-1.0, 1.0, extent) if extent > 1 else np.zeros(extent)

@@ -1,7 +1,8 @@
 """Library files: written with a checksum, checked before they are loaded.
 
-The dynamic loader crashes the process on a damaged library. A trailer after the ELF image, which loaders ignore, holds a
-checksum of it; a file without a matching one is refused. Plain TVM loads the file as it is.
+The dynamic loader crashes the process on a damaged library. A trailer after the ELF image, which
+loaders ignore, holds a checksum of it; a file without a matching one is refused. Plain TVM loads
+the file as it is.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from .signature import signature_of, with_signature
 #: What TVM's passes and code generators raise on a function that they cannot take.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, TypeError, ValueError)
 
-#: Called with the module, the plan and the target; returns why each wrong group must go, by group id.
+#: Called with the module, the plan and the target; returns why each wrong group must go, by group
+#: id.
 Checker = Callable[[tvm.IRModule, Plan, Target], Mapping[str, Rejection]]
 
 
@@ -57,8 +58,8 @@ def compile_model(
     config : FusionConfig, optional
         Strategies and limits.
     strict : bool
-        Whether a group that cannot be lowered, or that the checker refuses, is an error; else it is left unfused with a
-        warning.
+        Whether a group that cannot be lowered, or that the checker refuses, is an error; else it is
+        left unfused with a warning.
     checker : callable, optional
         Verification of the groups.
     model : str
@@ -187,9 +188,7 @@ def _complain(message: str, strict: bool) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _lower(
-    mod: tvm.IRModule, plan: Plan
-) -> tuple[tvm.IRModule, dict[str, str], dict[str, str]]:
+def _lower(mod: tvm.IRModule, plan: Plan) -> tuple[tvm.IRModule, dict[str, str], dict[str, str]]:
     """Lower all groups at once; if that fails, find out which of them fail alone."""
     try:
         return *lower_groups(apply_plan(mod, plan)), {}
@@ -241,7 +240,8 @@ def _with_templates(plan: Plan, mod: tvm.IRModule, kernels: Mapping[str, str]) -
         if isinstance(f, tirx.PrimFunc) and f.attrs is not None and TEMPLATE in f.attrs
     }
     groups = tuple(
-        dataclasses.replace(g, template=templates.get(kernels[g.id], g.template)) for g in plan.groups
+        dataclasses.replace(g, template=templates.get(kernels[g.id], g.template))
+        for g in plan.groups
     )
     return dataclasses.replace(plan, groups=groups)
 

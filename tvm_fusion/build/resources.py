@@ -21,13 +21,14 @@ def with_resources(mod: tvm.IRModule, plan: Plan, target: Target) -> Plan:
     plan : Plan
         Its plan.
     target : Target
-        Complete target. For a CPU there are no registers to report; groups are lowered all the same.
+        Complete target. For a CPU there are no registers to report; groups are lowered all the
+        same.
 
     Returns
     -------
     Plan
-        Without the groups that cannot be one kernel; templates and, for CUDA, registers a thread, spilled bytes a thread and
-        shared bytes a block filled in.
+        Without the groups that cannot be one kernel; templates and, for CUDA, registers a thread,
+        spilled bytes a thread and shared bytes a block filled in.
 
     Raises
     ------

@@ -72,7 +72,9 @@ def _extent(dim: Any) -> int | str:
 
 def with_signature(mod: tvm.IRModule, signature: Signature) -> tvm.IRModule:
     """Add the function that returns the signature to a module that is about to be compiled."""
-    out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    out = tvm.IRModule(
+        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
+    )
     text = ir.StringImm(signature.to_json())
     var = relax.Var("signature", relax.ObjectType())
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(var, text)])], var)
@@ -98,10 +100,14 @@ def read_signature(path: str | Path) -> Signature:
 def signature_in(library: Any, name: str) -> Signature:
     """Read the signature of a loaded library."""
     if not library.implements_function("vm_load_executable"):
-        raise InvalidModelError(f"{name} holds no compiled model; write one with `tvm-fusion compile`")
+        raise InvalidModelError(
+            f"{name} holds no compiled model; write one with `tvm-fusion compile`"
+        )
     vm = relax.VirtualMachine(library, tvm.cpu())
     try:
         text = str(vm[FUNCTION]())
     except (ValueError, AttributeError, RuntimeError) as err:
-        raise InvalidModelError(f"{name} has no signature; compile it with `tvm-fusion compile`") from err
+        raise InvalidModelError(
+            f"{name} has no signature; compile it with `tvm-fusion compile`"
+        ) from err
     return Signature.from_json(text)

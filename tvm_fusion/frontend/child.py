@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Memory of a child on top of eight times the file. The steps need far less; a damaged file can ask for anything.
+#: Memory of a child on top of eight times the file. The steps need far less; a damaged file can ask
+#: for anything.
 MEMORY_BYTES = 8 << 30
 
 _LAUNCH = (
@@ -66,7 +67,8 @@ def serve(step: Callable[[dict[str, Any], bytes], bytes]) -> None:
     """In the child: run ``step(request, data)`` and answer on stdout with its result or its error."""
     request = json.loads(sys.argv[1])
     _limit_memory(request["memory_bytes"])
-    # Native libraries print to the file descriptors: keep a private copy of stdout and close theirs.
+    # Native libraries print to the file descriptors: keep a private copy of stdout and close
+    # theirs.
     answer = os.fdopen(os.dup(1), "wb")
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)

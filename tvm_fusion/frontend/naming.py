@@ -9,9 +9,9 @@ from .canonical.rewrite import bindings_of, substitute, with_main
 class NodeNames:
     """Remembers which bindings belong to which node of the model.
 
-    TVM's importers call their bindings lv, lv1, ... When the importer has converted a node, ``mark`` binds its result
-    once more, to a variable that marks the end of that node's bindings; ``apply`` then gives every binding the name
-    of the first mark at or after it.
+    TVM's importers call their bindings lv, lv1, ... When the importer has converted a node,
+    ``mark`` binds its result once more, to a variable that marks the end of that node's bindings;
+    ``apply`` then gives every binding the name of the first mark at or after it.
     """
 
     def __init__(self) -> None:

@@ -47,15 +47,16 @@ def load(
     model : path or ModelProto
         The model. A path may refer to external weight files beside it.
     shape : mapping of input name to sizes, optional
-        Sizes of inputs with symbolic or missing dimensions. Dimensions that stay open remain symbolic.
+        Sizes of inputs with symbolic or missing dimensions. Dimensions that stay open remain
+        symbolic.
     dtype : {"float32", "float16", "bfloat16"}, optional
         Convert the model to this dtype; see ``canonicalize``.
 
     Returns
     -------
     IRModule
-        One function ``main`` with the model's inputs, under their own names, as parameters; bindings carry the names
-        of the model's nodes.
+        One function ``main`` with the model's inputs, under their own names, as parameters;
+        bindings carry the names of the model's nodes.
 
     Raises
     ------
@@ -150,8 +151,8 @@ def _constant_values(
 def _needs_simplifier(graph: onnx.GraphProto, weights: Mapping[str, object]) -> bool:
     """Return whether the graph computes shapes, or constants that canonicalisation does not evaluate.
 
-    Importing the simplifier takes 2 s, so that models that need none of it (most exports of vision networks with
-    static shapes) are spared it.
+    Importing the simplifier takes 2 s, so that models that need none of it (most exports of vision
+    networks with static shapes) are spared it.
     """
     stored = {tensor.name for tensor in graph.initializer} | {""}
     stored.update(

@@ -25,8 +25,9 @@ CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
 def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
     """Return a copy of ``model`` without its large initializers, and those by name.
 
-    In the copy a large initializer is a graph input, so that the copy is a legal model that checks and infers the
-    same shapes. The given model is not changed, and its large tensors are not copied.
+    In the copy a large initializer is a graph input, so that the copy is a legal model that checks
+    and infers the same shapes. The given model is not changed, and its large tensors are not
+    copied.
 
     Raises
     ------
@@ -128,8 +129,8 @@ def fix_dimensions(
     Raises
     ------
     ValueError
-        If ``shape`` names an unknown input, has another rank or contradicts a static dimension, or an input has an
-        unknown rank and no shape given.
+        If ``shape`` names an unknown input, has another rank or contradicts a static dimension, or
+        an input has an unknown rank and no shape given.
     """
     inputs = model_inputs(graph, weights)
     listing = "; the model's inputs are " + ", ".join(f"{v.name}={describe(v)}" for v in inputs)
@@ -153,7 +154,8 @@ def fix_dimensions(
                 dim.dim_value = symbols[dim.dim_param]
             elif dim.dim_value <= 0:  # absent, or the 0 and -1 that old exporters write for "any"
                 dim.dim_param = _symbol(dim.dim_param or f"{value.name}_{axis}", names)
-    # Shapes that the file states for other values may contradict what was fixed; inference states them again.
+    # Shapes that the file states for other values may contradict what was fixed; inference states
+    # them again.
     del graph.value_info[:]
     for value in graph.output:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
@@ -250,8 +252,8 @@ def refuse_unknown_operators(
     opset : int
         The model's opset in the default domain.
     known : collection of str, optional
-        Operators that TVM converts; without it only operators that ONNX itself does not define are refused (before
-        simplification, which may remove others).
+        Operators that TVM converts; without it only operators that ONNX itself does not define are
+        refused (before simplification, which may remove others).
     local : collection of str
         Names of the model's own functions, which are inlined later.
     """

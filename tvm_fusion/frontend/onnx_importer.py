@@ -60,7 +60,8 @@ def import_graph(
         If a converter refuses its node; the message names operator and node.
     """
     importer = _importer_class()(weights)
-    # TVM prints the failing operator's operands and warns of what onnx.checker said: neither is for the user.
+    # TVM prints the failing operator's operands and warns of what onnx.checker said: neither is for
+    # the user.
     with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -107,7 +108,8 @@ def _importer_class() -> type:
             if not isinstance(result, ir.Expr):
                 return result
             if isinstance(result.ty, ir.TupleType) and not isinstance(result, relax.Tuple):
-                # Unpacked here, where the node is known; the base class would do it after this method.
+                # Unpacked here, where the node is known; the base class would do it after this
+                # method.
                 whole = self.names.mark(self.bb, result, name)
                 result = relax.Tuple(
                     [relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))]

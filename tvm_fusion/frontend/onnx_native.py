@@ -11,7 +11,8 @@ from . import child
 if TYPE_CHECKING:
     import onnx
 
-#: Limits of the child. Checking takes 0.3 s and simplifying 2 s for models of 1000 nodes, nearly all of it imports.
+#: Limits of the child. Checking takes 0.3 s and simplifying 2 s for models of 1000 nodes, nearly
+#: all of it imports.
 CHECK_SECONDS, SIMPLIFY_SECONDS = 60, 180
 
 #: The simplifier evaluates only what stays below this size: shape arithmetic, not weights.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def split_sums(graph: onnx.GraphProto) -> None:
     """Rewrite Sum and Mean of n values as chains of Add (and one Div), in place.
 
-    TVM would broadcast and stack the values and reduce the stack. Each new node keeps the name of the node it comes
-    from.
+    TVM would broadcast and stack the values and reduce the stack. Each new node keeps the name of
+    the node it comes from.
     """
     nodes, taken = [], {name for node in graph.node for name in (*node.input, *node.output)}
     types = {
@@ -54,8 +54,8 @@ def _scalar(name: str, number: int, elem_type: int) -> onnx.TensorProto:
 def settle_reshapes(graph: onnx.GraphProto) -> None:
     """Give each Reshape to a computed shape a constant one where shape inference leaves at most one size open.
 
-    Exports with a free batch size compute ``[Shape(x)[0], -1]``, which TVM cannot take as a shape; the constant
-    ``[0, -1]`` says the same. Nodes that nothing needs any more are dropped.
+    Exports with a free batch size compute ``[Shape(x)[0], -1]``, which TVM cannot take as a shape;
+    the constant ``[0, -1]`` says the same. Nodes that nothing needs any more are dropped.
     """
     import onnx
 

@@ -23,7 +23,8 @@ def _step(request: dict[str, Any], data: bytes) -> bytes:
         return _check(model).SerializeToString()
     import onnxsim
 
-    # Without "optimization" the nodes keep their names and no batch norm is fused: that is our passes' work.
+    # Without "optimization" the nodes keep their names and no batch norm is fused: that is our
+    # passes' work.
     simplified, _ = onnxsim.simplify(
         model,
         perform_optimization=False,

@@ -12,8 +12,9 @@ from ..compat import BlockBuilder, ir, relax, topi
 class OperatorBuilder(BlockBuilder):
     """``emit_te`` of a TOPI function that has a Relax operator emits that operator.
 
-    TVM 0.27 imports Clip, Pad, Tile, Einsum and the padding of ``auto_pad`` as calls of PrimFuncs, which no pass can
-    look into. Functions without an operator are lowered as before, and refused later with their node's name.
+    TVM 0.27 imports Clip, Pad, Tile, Einsum and the padding of ``auto_pad`` as calls of PrimFuncs,
+    which no pass can look into. Functions without an operator are lowered as before, and refused
+    later with their node's name.
     """
 
     def emit_te(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> ir.Expr:

@@ -54,8 +54,8 @@ def load_json(
 ) -> tvm.IRModule:
     """Import a Relax module saved by ``tvm.ir.save_json``.
 
-    TVM's reader trusts its input: a damaged file crashes the process. So a child process reads the file first, which
-    takes about 2 s.
+    TVM's reader trusts its input: a damaged file crashes the process. So a child process reads the
+    file first, which takes about 2 s.
     """
     try:
         data = Path(path).read_bytes()

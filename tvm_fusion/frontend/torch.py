@@ -38,8 +38,9 @@ def load(
     Returns
     -------
     IRModule
-        One function ``main``: the user's inputs are its parameters, weights and buffers are constants, a single
-        output is returned as it is and several as a tuple. Bindings carry the names of the program's fx nodes.
+        One function ``main``: the user's inputs are its parameters, weights and buffers are
+        constants, a single output is returned as it is and several as a tuple. Bindings carry the
+        names of the program's fx nodes.
 
     Raises
     ------

@@ -66,6 +66,8 @@ class _NamedImporter(ExportedProgramImporter):
         super().__init__()
         self.names = NodeNames()
         self.where = "the program"
+        # TVM's own converter drops two of the operator's three factors, which SELU sets.
+        self.convert_map["elu.default"] = self._elu
         self.convert_map = {
             name: self._marking(convert) for name, convert in self.convert_map.items()
         }
@@ -91,6 +93,22 @@ class _NamedImporter(ExportedProgramImporter):
             raise UnsupportedOperatorError(
                 f"the program uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
             )
+
+    def _elu(self, node: fx.Node) -> relax.Expr:
+        """``scale * (max(0, x) + min(0, alpha * (exp(x * input_scale) - 1)))``, as ATen defines it."""
+        x = self.retrieve_args(node)[0]
+        given = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
+        given.update(zip(given, node.args[1:], strict=False))
+        given.update({key: value for key, value in node.kwargs.items() if key in given})
+        alpha, scale, input_scale = (
+            relax.const(float(value), str(x.ty.dtype)) for value in given.values()
+        )
+        emit, op = self.block_builder.emit, relax.op
+        one, zero = relax.const(1.0, str(x.ty.dtype)), relax.const(0.0, str(x.ty.dtype))
+        grown = emit(op.exp(x if given["input_scale"] == 1 else emit(op.multiply(x, input_scale))))
+        below = emit(op.multiply(emit(op.subtract(grown, one)), alpha))
+        value = emit(op.add(emit(op.nn.relu(x)), emit(op.minimum(below, zero))))
+        return value if given["scale"] == 1 else emit(op.multiply(value, scale))
 
     def _marking(self, convert: Callable[[fx.Node], object]) -> Callable[[fx.Node], object]:
         def converted(node: fx.Node) -> object:

@@ -1,7 +1,7 @@
 """Operators and tensors of a model, without any compiler's types.
 
-Everything between the two ends of the package (strategies, guards, planner) reads this graph and nothing else, so that
-it serves every dialect and can be tested without TVM.
+Everything between the two ends of the package (strategies, guards, planner) reads this graph and
+nothing else, so that it serves every dialect and can be tested without TVM.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Operator:
     Attributes
     ----------
     name : str
-        Unique in its graph; the source node's name, with ``#2``, ``#3``… where a node became several operators.
+        Unique in its graph; the source node's name, with ``#2``, ``#3``… where a node became
+        several operators.
     op : str
         Operator type without dialect prefix, such as ``"conv2d"`` or ``"add"``.
     source_names : tuple of str
@@ -153,7 +154,9 @@ class DataflowGraph:
         lines = []
         for operator in self.operators:
             shapes = ", ".join(_describe(self.tensors[name]) for name in operator.outputs)
-            lines.append(f"{operator.name}: {operator.op}({', '.join(operator.inputs)}) -> {shapes}")
+            lines.append(
+                f"{operator.name}: {operator.op}({', '.join(operator.inputs)}) -> {shapes}"
+            )
         return "\n".join(lines)
 
     @functools.cached_property

@@ -46,8 +46,16 @@ PATTERN_OF: Mapping[str, str] = {
     op: pattern for pattern, ops in _BY_PATTERN.items() for op in ops.split()
 }
 
-#: Arithmetic operations per element of a row normalisation (subtract, square or exp, two sums, scale, shift).
-_ROW_FLOPS = {"softmax": 4, "log_softmax": 5, "layer_norm": 8, "rms_norm": 5, "group_norm": 8, "instance_norm": 8}
+#: Arithmetic operations per element of a row normalisation (subtract, square or exp, two sums,
+#: scale, shift).
+_ROW_FLOPS = {
+    "softmax": 4,
+    "log_softmax": 5,
+    "layer_norm": 8,
+    "rms_norm": 5,
+    "group_norm": 8,
+    "instance_norm": 8,
+}
 
 
 def pattern_of(op: str) -> str:
@@ -91,9 +99,7 @@ def flops_of(
     return 0
 
 
-def _conv_macs(
-    op: str, attrs: Mapping[str, Any], data: Tensor, weight: Tensor, out: Tensor
-) -> int:
+def _conv_macs(op: str, attrs: Mapping[str, Any], data: Tensor, weight: Tensor, out: Tensor) -> int:
     """Multiply-adds of a convolution: every output element reads one filter.
 
     A transposed convolution scatters instead: every *input* element meets one filter.

@@ -134,10 +134,17 @@ class _Builder:
         flops = flops_of(op, attrs, operands, writes) if operands else 0
         self.operators.append(
             Operator(
-                name, op, (source,), inputs, outputs, attrs, pattern, flops,
+                name,
+                op,
+                (source,),
+                inputs,
+                outputs,
+                attrs,
+                pattern,
+                flops,
                 sum(t.nbytes for t in reads) if work else 0,
                 sum(t.nbytes for t in writes) if work else 0,
-            )  # fmt: skip
+            )
         )
         self.bindings[name] = [binding]
 

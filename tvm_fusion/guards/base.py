@@ -11,7 +11,8 @@ from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 
-#: Outcomes. Only ``illegal`` would give wrong results; the others are limits of the package, of profit, or of proof.
+#: Outcomes. Only ``illegal`` would give wrong results; the others are limits of the package, of
+#: profit, or of proof.
 OUTCOMES: tuple[str, ...] = ("ok", "illegal", "unsupported", "unprofitable", "unprovable")
 
 #: Reason codes and what they mean (docs/reason-codes.md lists default limits and options).

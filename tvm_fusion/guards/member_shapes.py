@@ -69,7 +69,9 @@ class EqualShape(Guard):
             return self._refuse(heads, {"strides": strides}, "have different strides")
         spatial = [_without_channels(graph, h) for h in heads]
         if any(extents != spatial[0] for extents in spatial):
-            return self._refuse(heads, {"output_extents": spatial}, "have outputs of different extent")
+            return self._refuse(
+                heads, {"output_extents": spatial}, "have outputs of different extent"
+            )
         return ACCEPTED
 
     def _refuse(self, heads: list[Operator], numbers: dict, what: str) -> Verdict:

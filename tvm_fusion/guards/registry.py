@@ -13,7 +13,8 @@ from .group_size import GroupSize
 from .member_shapes import EqualDtype, EqualLayout, EqualShape, EqualStructure
 from .supported import Supported
 
-#: The user's word first, then what would be wrong, then what cannot be built, then what would not pay.
+#: The user's word first, then what would be wrong, then what cannot be built, then what would not
+#: pay.
 GUARDS: tuple[Guard, ...] = (
     Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), EqualDtype(), EqualLayout(),
     EqualShape(), EqualStructure(), GroupSize(),

@@ -132,19 +132,28 @@ def proposals_of(plan: Plan, graph: DataflowGraph) -> list[Proposal]:
     for group in plan.groups:
         for node in group.nodes:
             if node not in graph.by_name:
-                raise PlanError(f"the plan's {group.id} names {node!r}, which the model lacks; plan this model again")
+                raise PlanError(
+                    f"the plan's {group.id} names {node!r}, which the model lacks; plan this model again"
+                )
             if node in used:
                 raise PlanError(f"the plan puts {node!r} into two groups; plan again")
             used.add(node)
         types = tuple(graph.by_name[n].op for n in group.nodes)
         if types != tuple(group.operators):
-            raise PlanError(f"the plan's {group.id} lists other operators than the model has; plan this model again")
+            raise PlanError(
+                f"the plan's {group.id} lists other operators than the model has; plan this model again"
+            )
         anchors = tuple(b[0] for b in group.branches if graph.by_name[b[0]].pattern == "anchor")
         out.append(
             Proposal(
-                group.strategy, graph.sort(group.nodes), anchors, group.branches, group.depth,
-                group.parts, tuple(sorted(group.options.items())),
-            )  # fmt: skip
+                group.strategy,
+                graph.sort(group.nodes),
+                anchors,
+                group.branches,
+                group.depth,
+                group.parts,
+                tuple(sorted(group.options.items())),
+            )
         )
     if not graph.is_jointly_acyclic([p.operators for p in out]):
         raise PlanError("the plan's groups depend on each other in a cycle; plan again")

@@ -1,7 +1,8 @@
 """Predicted latency of kernels: a roofline with launch overhead.
 
-A static cost ranks candidates; it does not promise a time. The model is the usual roofline (Williams, Waterman and
-Patterson, CACM 2009): a kernel takes the longer of its memory time and its compute time, plus the launch.
+A static cost ranks candidates; it does not promise a time. The model is the usual roofline
+(Williams, Waterman and Patterson, CACM 2009): a kernel takes the longer of its memory time and its
+compute time, plus the launch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 
-#: Share of the peak rates that generated kernels are taken to reach: the same for every kernel, so that it scales
-#: predictions against launch overhead without changing which of two kernels is better.
+#: Share of the peak rates that generated kernels are taken to reach: the same for every kernel, so
+#: that it scales predictions against launch overhead without changing which of two kernels is
+#: better.
 EFFICIENCY = 0.6
 
 

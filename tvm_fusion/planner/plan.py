@@ -26,8 +26,8 @@ class TargetInfo:
 class Group:
     """One group of the plan; its counts follow the graph after ``Canonicalize``.
 
-    Bytes count a tensor once per kernel that reads or writes it, weights included; launches count one kernel per
-    operator that does work; times are microseconds.
+    Bytes count a tensor once per kernel that reads or writes it, weights included; launches count
+    one kernel per operator that does work; times are microseconds.
     """
 
     id: str
@@ -151,7 +151,9 @@ class Plan:
         for group in self.groups:
             if group.id == group_id:
                 return group
-        raise PlanError(f"the plan has no group {group_id!r}; its groups are {', '.join(g.id for g in self.groups)}")
+        raise PlanError(
+            f"the plan has no group {group_id!r}; its groups are {', '.join(g.id for g in self.groups)}"
+        )
 
     def group_of(self, node: str) -> Group | None:
         """Return the group that holds a node, or None."""
@@ -178,10 +180,14 @@ class Plan:
         try:
             data = json.loads(text)
         except json.JSONDecodeError as err:
-            raise PlanError(f"the plan is not JSON ({err}); write it with `tvm-fusion plan --format json`") from err
+            raise PlanError(
+                f"the plan is not JSON ({err}); write it with `tvm-fusion plan --format json`"
+            ) from err
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
-            raise PlanError(f"the plan has schema {found!r}, this version reads schema {SCHEMA}; plan again")
+            raise PlanError(
+                f"the plan has schema {found!r}, this version reads schema {SCHEMA}; plan again"
+            )
         lists = {"groups": Group, "regions": Region, "rejected": Rejection, "ungrouped": Ungrouped}
         fields: dict[str, Any] = {**data}
         for key, cls in lists.items():

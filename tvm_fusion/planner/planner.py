@@ -1,8 +1,8 @@
 """Choosing disjoint, jointly acyclic groups of least total predicted time.
 
-Regions (proposals connected by common operators) are solved one by one. Within a region the groups are taken greedily
-by what they save; then every horizontal proposal is forced in turn and kept if the region's total falls, so that a
-wide group never displaces chains that save more together.
+Regions (proposals connected by common operators) are solved one by one. Within a region the groups
+are taken greedily by what they save; then every horizontal proposal is forced in turn and kept if
+the region's total falls, so that a wide group never displaces chains that save more together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def evaluate(
                 "predicted_us_after": round(candidate.after.microseconds, 3),
             }
             verdict = Verdict(
-                "unprofitable", "slower_predicted", numbers, "one kernel is predicted no faster than its parts"
+                "unprofitable",
+                "slower_predicted",
+                numbers,
+                "one kernel is predicted no faster than its parts",
             )
             candidate = dataclasses.replace(candidate, verdict=verdict)
         out.append(candidate)
@@ -82,7 +85,8 @@ def solve(
     config : FusionConfig
         Strategies and limits.
     existing : mapping of str to Proposal, optional
-        Groups that stand already, by id. A new group may absorb whole ones (its ``parts`` say which) and never cuts one.
+        Groups that stand already, by id. A new group may absorb whole ones (its ``parts`` say
+        which) and never cuts one.
     excluded : iterable of tuple of str
         Operator sets that must not be taken (they failed to lower, or gave wrong results).
 
@@ -160,7 +164,11 @@ def _solve_region(
         narrow = [c for c in ranked if len(c.proposal.members) <= 1]
         best = _take(graph, narrow, chosen)
     for candidate in wide:
-        trial = _take(graph, [*forced, candidate, *(c for c in ranked if len(c.proposal.members) <= 1)], chosen)
+        trial = _take(
+            graph,
+            [*forced, candidate, *(c for c in ranked if len(c.proposal.members) <= 1)],
+            chosen,
+        )
         if candidate in trial and _total(trial) > _total(best) + 1e-9:
             best, forced = trial, [*forced, candidate]
     return best

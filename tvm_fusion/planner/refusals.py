@@ -1,7 +1,7 @@
 """Why not: one refusal per edge, or set of branches, that stays unfused.
 
-Each carries the verdict of the largest proposal that covered it; an edge that no proposal covered is explained from the
-two operators themselves.
+Each carries the verdict of the largest proposal that covered it; an edge that no proposal covered
+is explained from the two operators themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ..strategies.vertical import ANCHORS
 from .plan import Rejection, Ungrouped
 from .planner import Candidate
 
-#: FLOP per byte under which an operator is bound by memory on every GPU, so that fusing it would pay.
+#: FLOP per byte under which an operator is bound by memory on every GPU, so that fusing it would
+#: pay.
 CANDIDATE_INTENSITY = 10.0
 
 
@@ -34,7 +35,11 @@ def refusals(
                 continue
             best = covering.get((producer.name, consumer.name))
             strategy = best.proposal.strategy if best else "vertical"
-            verdict = _verdict_of(best) if best else explain_edge(graph, chosen, owner, producer, consumer)
+            verdict = (
+                _verdict_of(best)
+                if best
+                else explain_edge(graph, chosen, owner, producer, consumer)
+            )
             out.append(_rejection(strategy, (producer.name, consumer.name), verdict))
     return tuple(out)
 
@@ -54,7 +59,9 @@ def _branch_sets(
     """The largest refused set of branches of each family of heads that ended in different groups."""
     wide = [c for c in considered if len(c.proposal.members) > 1]
     told: list[set[str]] = []
-    for candidate in sorted(wide, key=lambda c: (-len(c.proposal.members), graph.index[c.operators[0]])):
+    for candidate in sorted(
+        wide, key=lambda c: (-len(c.proposal.members), graph.index[c.operators[0]])
+    ):
         heads = {member[0] for member in candidate.proposal.members}
         groups = {owner.get(head, head) for head in heads}
         if len(groups) == 1 or any(heads <= seen for seen in told):
@@ -83,7 +90,10 @@ def _verdict_of(candidate: Candidate) -> Verdict:
         return candidate.verdict
     numbers = {"saving_us": round(candidate.saving, 3), "operators": len(candidate.operators)}
     return Verdict(
-        "unprofitable", "overlaps_better", numbers, "its operators save more in the groups that were taken"
+        "unprofitable",
+        "overlaps_better",
+        numbers,
+        "its operators save more in the groups that were taken",
     )
 
 

@@ -30,7 +30,12 @@ def render_plan(plan: Plan, width: int | None = None, color: bool = False) -> st
     """
     buffer = io.StringIO()
     console = Console(
-        file=buffer, width=width, force_terminal=color, no_color=not color, highlight=False, soft_wrap=False
+        file=buffer,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        highlight=False,
+        soft_wrap=False,
     )
     _summary(console, plan)
     if plan.groups:
@@ -45,7 +50,10 @@ def render_plan(plan: Plan, width: int | None = None, color: bool = False) -> st
 def _summary(console: Console, plan: Plan) -> None:
     t, where = plan.totals, plan.target
     target = " ".join(part for part in (where.kind, where.arch) if part)
-    console.print(f"{plan.model} ({plan.dtype}, {plan.operators} operators) for {target}, as {where.device}", markup=False)
+    console.print(
+        f"{plan.model} ({plan.dtype}, {plan.operators} operators) for {target}, as {where.device}",
+        markup=False,
+    )
     console.print(
         f"launches {t.launches_before} → {t.launches_after}   "
         f"MiB moved {_mib(t.bytes_before)} → {_mib(t.bytes_after)}   "
@@ -93,16 +101,18 @@ def describe_operators(group: Group) -> str:
         return " + ".join(group.operators)
     op_of = dict(zip(group.nodes, group.operators, strict=True))
     branches = [" + ".join(op_of[n] for n in branch) for branch in group.branches]
-    parts = [
-        f"{len(list(same))} × ({text})" for text, same in itertools.groupby(branches)
-    ]
+    parts = [f"{len(list(same))} × ({text})" for text, same in itertools.groupby(branches)]
     inside = {n for branch in group.branches for n in branch}
     rest = [op for n, op in zip(group.nodes, group.operators, strict=True) if n not in inside]
     joined = [
         f"{n} × {op}" if n > 1 else op
         for op, n in ((op, len(list(same))) for op, same in itertools.groupby(rest))
     ]
-    return " | ".join(parts) + "".join(f" + {text}" for text in joined) + f" ({group.options.get('form', '')})"
+    return (
+        " | ".join(parts)
+        + "".join(f" + {text}" for text in joined)
+        + f" ({group.options.get('form', '')})"
+    )
 
 
 def _span(nodes: Sequence[str]) -> str:
@@ -115,7 +125,11 @@ def _ungrouped(plan: Plan) -> Table:
         table.add_column(column, overflow="fold")
     keys = {(u.op, u.reason, u.candidate) for u in plan.ungrouped}
     for op, reason, candidate in sorted(keys):
-        nodes = [u.node for u in plan.ungrouped if (u.op, u.reason, u.candidate) == (op, reason, candidate)]
+        nodes = [
+            u.node
+            for u in plan.ungrouped
+            if (u.op, u.reason, u.candidate) == (op, reason, candidate)
+        ]
         mark = " (memory-bound: a fusion would pay)" if candidate else ""
         table.add_row(op, f"{reason}{mark}", str(len(nodes)), _examples(nodes))
     return table

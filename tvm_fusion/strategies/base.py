@@ -21,7 +21,8 @@ class Proposal:
     operators : tuple of str
         Operator names in topological order.
     anchors : tuple of str
-        The operators among them that decide the kernel's loops (empty for purely elementwise groups).
+        The operators among them that decide the kernel's loops (empty for purely elementwise
+        groups).
     members : tuple of tuple of str
         The operators of each parallel branch; one branch for a vertical group.
     depth : int

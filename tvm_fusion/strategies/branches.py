@@ -1,6 +1,7 @@
 """Parallel branches and the operators that join them.
 
-The same analysis finds horizontal groups in a model and, when a group is lowered, its members in the group's body.
+The same analysis finds horizontal groups in a model and, when a group is lowered, its members in
+the group's body.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Join:
     branches : tuple of Branch
         In the order of their heads.
     kind : str
-        ``"apart"`` (no join), ``"concat"``, or one of ``JOINS``; ``"mixed"`` where several of these occur.
+        ``"apart"`` (no join), ``"concat"``, or one of ``JOINS``; ``"mixed"`` where several of these
+        occur.
     operators : tuple of str
         The joining operators, topological order.
     result : str or None
@@ -71,9 +73,9 @@ def find_branches(
                 return False
             return not any(graph.depends(candidate.name, other) for other in others)
 
-        largest = grow_epilogue(
-            graph, (head.name,), max_operators=max_operators, allowed=is_own
-        )[-1]
+        largest = grow_epilogue(graph, (head.name,), max_operators=max_operators, allowed=is_own)[
+            -1
+        ]
         results = graph.external_outputs(largest)
         branches.append(Branch(head.name, largest, results[0] if results else head.outputs[0]))
     return tuple(branches)
@@ -94,9 +96,9 @@ def find_joins(
     branches : sequence of Branch
         Independent branches.
     max_members : int or None
-        Most branches in one join; None for no limit. Where two sets of branches meet and together exceed it, the
-        joining operator goes with the smaller set and the other's result becomes an operand from outside: a chain of
-        seven becomes 6 + 1, of eight 6 + 2.
+        Most branches in one join; None for no limit. Where two sets of branches meet and together
+        exceed it, the joining operator goes with the smaller set and the other's result becomes an
+        operand from outside: a chain of seven becomes 6 + 1, of eight 6 + 2.
     within : set of str or None
         Bounds the joining operators to some of the graph's.
 

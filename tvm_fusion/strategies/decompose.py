@@ -1,6 +1,7 @@
 """The members of a group, read from its operators alone.
 
-An annotation says how many members a group has, not which; this finds them again, in a group's body or in the model.
+An annotation says how many members a group has, not which; this finds them again, in a group's body
+or in the model.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def decompose(graph: DataflowGraph, operators: Sequence[str]) -> Decomposition:
     Returns
     -------
     Decomposition
-        Branches headed by the anchors, or, without any, by the pointwise operators that read no other operator of the
-        group. ``join`` is None unless one join takes all branches.
+        Branches headed by the anchors, or, without any, by the pointwise operators that read no
+        other operator of the group. ``join`` is None unless one join takes all branches.
     """
     inside = graph.sort(operators)
     members = [graph.by_name[name] for name in inside]

@@ -21,9 +21,9 @@ def grow_epilogue(
 ) -> list[tuple[str, ...]]:
     """Extend a set by the pointwise operators that follow it.
 
-    An operator joins when it has the seed's output shape and its other operands do not depend on the set through
-    operators outside it. A value that several of the joined operators read (``x * sigmoid(x)``) is fine: only sets with
-    one result are returned.
+    An operator joins when it has the seed's output shape and its other operands do not depend on
+    the set through operators outside it. A value that several of the joined operators read (``x *
+    sigmoid(x)``) is fine: only sets with one result are returned.
 
     Parameters
     ----------
@@ -83,8 +83,9 @@ def grow_prologue(
 ) -> list[tuple[str, ...]]:
     """Extend an anchor by the pointwise operators that only it reads.
 
-    A producer joins when its result is read inside the set alone and is no larger than its own largest operand:
-    pulling it over a broadcast would recompute it for every element it is broadcast to.
+    A producer joins when its result is read inside the set alone and is no larger than its own
+    largest operand: pulling it over a broadcast would recompute it for every element it is
+    broadcast to.
 
     Returns
     -------

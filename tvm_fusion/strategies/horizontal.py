@@ -3,10 +3,10 @@
 Forms, from the most to the least that the members share:
 
 ``collapsed``    a linear sum of convolutions of one input: one convolution with the added weights
-``merged``       one input, one kernel shape: one anchor with concatenated weights
-``joined``       other inputs, joined element by element: every anchor accumulates in the registers of one block
-``elementwise``  branches without an anchor, joined: one pointwise kernel
-``partitioned``  returned apart or concatenated: one launch whose blocks are divided among the members
+``merged``       one input, one kernel shape: one anchor with concatenated weights ``joined``
+other inputs, joined element by element: every anchor accumulates in the registers of one block
+``elementwise``  branches without an anchor, joined: one pointwise kernel ``partitioned``  returned
+apart or concatenated: one launch whose blocks are divided among the members
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Horizontal(Strategy):
         self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
     ) -> Iterator[Proposal]:
         branches = find_branches(graph, heads, config.max_operators)
-        # A linear sum collapses to one convolution, however many its branches are; another join of more than
-        # max_members is refused as a whole (the reason that the report gives) and then proposed in pieces.
+        # A linear sum collapses to one convolution, however many its branches are; another join of
+        # more than max_members is refused as a whole (the reason that the report gives) and then
+        # proposed in pieces.
         whole = find_joins(graph, branches, None)
         for join in whole:
             if len(join.branches) > 1:
@@ -64,8 +65,8 @@ class Horizontal(Strategy):
 def sibling_sets(graph: DataflowGraph) -> Iterator[list[Operator]]:
     """Yield sets of operators that could head the branches of one group, each in topological order.
 
-    Operators of one type that read the same tensor, or stand at the same level; first those of equal signature, then
-    all of them (which a guard may refuse, with the reason).
+    Operators of one type that read the same tensor, or stand at the same level; first those of
+    equal signature, then all of them (which a guard may refuse, with the reason).
     """
     anchors = [o for o in graph.operators if o.op in MERGEABLE]
     heads = [o for o in graph.operators if _heads_pointwise_branch(graph, o)]
@@ -91,7 +92,9 @@ def _heads_pointwise_branch(graph: DataflowGraph, operator: Operator) -> bool:
         return False
     data = [t for t in operator.inputs if not graph.tensors[t].is_constant]
     producers = [graph.producer.get(t) for t in data]
-    return len(data) == 1 and all(p is None or p.pattern in ("injective", "opaque", "view") for p in producers)
+    return len(data) == 1 and all(
+        p is None or p.pattern in ("injective", "opaque", "view") for p in producers
+    )
 
 
 def signature(graph: DataflowGraph, operator: Operator) -> tuple[Any, ...]:
@@ -149,16 +152,17 @@ def _is_linear(graph: DataflowGraph, branch: Branch) -> bool:
 
 def _only_constants_besides_chain(graph: DataflowGraph, operator: Operator, branch: Branch) -> bool:
     made = {t for name in branch.operators for t in graph.by_name[name].outputs}
-    return all(t in made or graph.tensors[t].is_constant for t in operator.inputs) and len(
-        [t for t in operator.inputs if t in made]
-    ) == 1
+    return (
+        all(t in made or graph.tensors[t].is_constant for t in operator.inputs)
+        and len([t for t in operator.inputs if t in made]) == 1
+    )
 
 
 def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
     """Whether branches run the same operators with the same attributes, differing only in constant operands.
 
-    Each operator after the head must read its predecessor and constants alone: an operand from elsewhere cannot be
-    concatenated at compile time.
+    Each operator after the head must read its predecessor and constants alone: an operand from
+    elsewhere cannot be concatenated at compile time.
     """
     forms = set()
     for branch in branches:
@@ -171,8 +175,14 @@ def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
             chained = operator.inputs.count(previous) == 1
             if not chained or not all(graph.tensors[t].is_constant for t in others):
                 return False
-            steps.append((operator.op, operator.inputs.index(previous), str(sorted(operator.attrs.items())),
-                          tuple(_channel_form(graph, operator, t) for t in others)))
+            steps.append(
+                (
+                    operator.op,
+                    operator.inputs.index(previous),
+                    str(sorted(operator.attrs.items())),
+                    tuple(_channel_form(graph, operator, t) for t in others),
+                )
+            )
             previous = operator.outputs[0]
         forms.add(tuple(steps))
     return len(forms) == 1

@@ -16,9 +16,10 @@ ANCHORS = ("anchor", "pool", "reduction", "row")
 class Vertical(Strategy):
     """Chains around a convolution, matmul, pooling, reduction or row normalisation, and pointwise chains.
 
-    Every depth is proposed, from the anchor with its first consumer up to ``config.max_depth`` operators, with and
-    without the pointwise producers that only the anchor reads. A producer that an earlier anchor's epilogue can hold is
-    left to it: there it is computed once, in a prologue once for every tile that reads it.
+    Every depth is proposed, from the anchor with its first consumer up to ``config.max_depth``
+    operators, with and without the pointwise producers that only the anchor reads. A producer that
+    an earlier anchor's epilogue can hold is left to it: there it is computed once, in a prologue
+    once for every tile that reads it.
     """
 
     name = "vertical"
@@ -26,7 +27,8 @@ class Vertical(Strategy):
     def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
         anchors = [o for o in graph.operators if o.pattern in ANCHORS and len(o.outputs) == 1]
         epilogues = {
-            a.name: grow_epilogue(graph, (a.name,), max_operators=config.max_operators) for a in anchors
+            a.name: grow_epilogue(graph, (a.name,), max_operators=config.max_operators)
+            for a in anchors
         }
         held = {name for sets in epilogues.values() for name in sets[-1]}
         covered: set[str] = set()
@@ -34,7 +36,8 @@ class Vertical(Strategy):
             for proposal in self._around(graph, config, anchor, epilogues[anchor.name], held):
                 covered.update(proposal.operators)
                 yield proposal
-        # Once as if there were no anchors (their groups may be refused), once for what they leave over.
+        # Once as if there were no anchors (their groups may be refused), once for what they leave
+        # over.
         yield from self._chains(graph, config, set())
         if covered:
             yield from self._chains(graph, config, covered)

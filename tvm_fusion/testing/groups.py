@@ -23,7 +23,8 @@ def group_module(shapes: Sequence[Sequence[int]], dtype: str, make: Make) -> tvm
     dtype : str
         Type of every input.
     make : callable
-        ``make(builder, *inputs)`` emits the group's operators and returns its result, or a list of results.
+        ``make(builder, *inputs)`` emits the group's operators and returns its result, or a list of
+        results.
     """
     builder = BlockBuilder()
 

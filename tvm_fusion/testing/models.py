@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from ..compat import BlockBuilder, ir, relax, tvm
-from ..frontend.canonical import canonicalize
 
 if TYPE_CHECKING:
     import onnx
@@ -33,9 +29,9 @@ def light_model_path(name: str) -> Path:
 def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
     """Return a light model with seeded random weights in place of its constant ones.
 
-    The shipped weights are all equal, which hides errors: a permuted channel gives the same result. Weights get the
-    scale that keeps activations of the same size from layer to layer (He), batch norm is close to the identity,
-    biases are small. Integer constants (shapes) stay.
+    The shipped weights are all equal, which hides errors: a permuted channel gives the same result.
+    Weights get the scale that keeps activations of the same size from layer to layer (He), batch
+    norm is close to the identity, biases are small. Integer constants (shapes) stay.
 
     Parameters
     ----------
@@ -111,7 +107,8 @@ def _weight_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
         node.output[0]: node.input[1] for node in graph.node if node.op_type == "BatchNormalization"
     }
     for node in graph.node:
-        # A shortcut adds the variances of its branches: without a smaller scale there, 16 of them saturate softmax.
+        # A shortcut adds the variances of its branches: without a smaller scale there, 16 of them
+        # saturate softmax.
         ends = (
             [norms[name] for name in node.input if name in norms] if node.op_type == "Sum" else []
         )

@@ -186,7 +186,10 @@ def random_module(seed: int, operators: int = 12, dtype: str = "float32") -> tvm
     rnd = random.Random(seed)
     b = ModuleBuilder(dtype, seed=seed)
     extent = rnd.choice([5, 7, 8, 13])
-    values = [b.input(f"x{i}", (1, rnd.choice([3, 8, 16]), extent, extent)) for i in range(rnd.randint(1, 2))]
+    values = [
+        b.input(f"x{i}", (1, rnd.choice([3, 8, 16]), extent, extent))
+        for i in range(rnd.randint(1, 2))
+    ]
     while len(b._bindings) < operators:
         values.append(_random_operator(rnd, b, values, f"n{len(b._bindings)}"))
     used = {v for binding in b._bindings for v in relax.analysis.free_vars(binding.value)}
@@ -199,9 +202,13 @@ def _random_operator(rnd: random.Random, b: ModuleBuilder, values: list[Any], na
     value = values[max(rnd.randrange(len(values)), rnd.randrange(len(values)))]
     shape = [int(d) for d in value.ty.shape]
     same = [v for v in values if [int(d) for d in v.ty.shape] == shape]
-    kind = rnd.choice("conv conv depthwise bias relu sigmoid add add multiply maximum concat pool mean softmax scale".split())
+    kind = rnd.choice(
+        "conv conv depthwise bias relu sigmoid add add multiply maximum concat pool mean softmax scale".split()
+    )
     if kind == "conv" and min(shape[2:]) > 2:
-        return b.conv(name, value, rnd.choice([4, 8, 16]), rnd.choice([1, 3]), stride=rnd.choice([1, 1, 1, 2]))
+        return b.conv(
+            name, value, rnd.choice([4, 8, 16]), rnd.choice([1, 3]), stride=rnd.choice([1, 1, 1, 2])
+        )
     if kind == "depthwise" and min(shape[2:]) > 2:
         return b.conv(name, value, shape[1], 3, groups=shape[1])
     if kind == "bias":

@@ -1,7 +1,7 @@
 """Proposals → annotation: each group becomes a private Relax function with ``tvm_fusion.*`` attributes.
 
-Nothing else in the module changes, and ``strip`` gives the module back binding for binding: the original order stands in
-the attribute ``tvm_fusion.order`` of the calling function.
+Nothing else in the module changes, and ``strip`` gives the module back binding for binding: the
+original order stands in the attribute ``tvm_fusion.order`` of the calling function.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def annotate(
             out.append(bindings[unit[0]])
             continue
         inside = [bindings[i] for i in unit]
-        gv, group, replaced = _extract(name, inside, _results(bindings, unit, func.body.body), groups[name])
+        gv, group, replaced = _extract(
+            name, inside, _results(bindings, unit, func.body.body), groups[name]
+        )
         functions[gv] = group
         out.extend(replaced)
     attrs = {**(dict(func.attrs.items()) if func.attrs else {}), ORDER: order}

@@ -13,7 +13,8 @@ class Canonicalize:
     Parameters
     ----------
     dtype : str or None
-        ``"float16"`` or ``"bfloat16"`` converts the model (and its convolutions to NHWC); None keeps its types.
+        ``"float16"`` or ``"bfloat16"`` converts the model (and its convolutions to NHWC); None
+        keeps its types.
     """
 
     def __init__(self, dtype: str | None = None) -> None:

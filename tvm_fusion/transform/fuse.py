@@ -48,7 +48,9 @@ def plan_module(
     device = device_for(resolved)
     arch = resolved.attrs.get("arch") if resolved.kind.name == "cuda" else None
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
-    return make_plan(found.graph, device, info, config, model=model, existing=existing, excluded=excluded)
+    return make_plan(
+        found.graph, device, info, config, model=model, existing=existing, excluded=excluded
+    )
 
 
 def apply_plan(mod: tvm.IRModule, plan: Plan) -> tvm.IRModule:
@@ -105,7 +107,9 @@ class VerticalFusion(_DecidingPass):
         Other fields of ``FusionConfig``.
     """
 
-    def __init__(self, max_depth: int = 16, target: Target | str | None = None, **options: Any) -> None:
+    def __init__(
+        self, max_depth: int = 16, target: Target | str | None = None, **options: Any
+    ) -> None:
         self.config = FusionConfig(strategies=("vertical",), max_depth=max_depth, **options)
         self.target = target
 
@@ -124,7 +128,9 @@ class HorizontalFusion(_DecidingPass):
         Other fields of ``FusionConfig``.
     """
 
-    def __init__(self, max_members: int = 6, target: Target | str | None = None, **options: Any) -> None:
+    def __init__(
+        self, max_members: int = 6, target: Target | str | None = None, **options: Any
+    ) -> None:
         self.config = FusionConfig(strategies=("horizontal",), max_members=max_members, **options)
         self.target = target
 

@@ -1,8 +1,9 @@
 """LegalizeOps with sums that accumulate in float32.
 
-TVM's own legalisation adds float16 and bfloat16 values in their own type: a float16 mean over 7x7 can be infinite, and
-a convolution over 4608 products loses its low bits. Here every reduction on such types accumulates in float32 and is
-rounded once, at its end. Operators on float32 and on integers keep TVM's legalisation.
+TVM's own legalisation adds float16 and bfloat16 values in their own type: a float16 mean over 7x7
+can be infinite, and a convolution over 4608 products loses its low bits. Here every reduction on
+such types accumulates in float32 and is rounded once, at its end. Operators on float32 and on
+integers keep TVM's legalisation.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def legalize(mod: tvm.IRModule) -> tvm.IRModule:
     Returns
     -------
     IRModule
-        The module after TVM's LegalizeOps with ``LEGALIZE_MAP``; ``Primitive`` functions are entered too.
+        The module after TVM's LegalizeOps with ``LEGALIZE_MAP``; ``Primitive`` functions are
+        entered too.
     """
     return relax.transform.LegalizeOps(LEGALIZE_MAP)(mod)
 
@@ -151,7 +153,8 @@ def _in_float32(name: str) -> LegalizeFunction:
 def _matmul(shape: Sequence[tirx.Expr], dtype: str) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
     """Return a numpy-style matrix product that accumulates in float32.
 
-    TVM's own definition asks the builder for the result shape, which a wrapped builder cannot answer.
+    TVM's own definition asks the builder for the result shape, which a wrapped builder cannot
+    answer.
     """
 
     def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:

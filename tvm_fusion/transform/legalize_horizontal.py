@@ -1,8 +1,10 @@
 """Definitions that lowering needs for horizontal groups and that Relax has no operator for.
 
-* ``merged_conv2d`` and ``select_branch``: the convolutions of members that share their input as one 5-D
+* ``merged_conv2d`` and ``select_branch``: the convolutions of members that share their input as one
+5-D
   convolution with a branch dimension, and one branch of it.
-* ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per member.
+* ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per
+member.
 * ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result.
 
 All of them become ``call_tir``, so that FuseTIR takes them into the group's one PrimFunc.
@@ -24,15 +26,17 @@ def merged_conv2d(x: te.Tensor, weight: te.Tensor, attrs: ir.Attrs) -> te.Tensor
     x : te.Tensor
         ``[n, c, h, w]`` or ``[n, h, w, c]``, as ``attrs.data_layout`` (NCHW or NHWC) says.
     weight : te.Tensor
-        The members' weights stacked in front: ``[b, *kernel]`` with the kernel in ``attrs.kernel_layout``, any order of
-        the letters O, I, H and W. I is the number of input channels per group.
+        The members' weights stacked in front: ``[b, *kernel]`` with the kernel in
+        ``attrs.kernel_layout``, any order of the letters O, I, H and W. I is the number of input
+        channels per group.
     attrs : Attrs
         Relax attributes of one member's ``conv2d`` (strides, padding, dilation, groups, layouts).
 
     Returns
     -------
     te.Tensor
-        float32, ``[n, b, f, y, x]`` for NCHW and ``[n, y, x, b, f]`` for NHWC. Products are summed in float32.
+        float32, ``[n, b, f, y, x]`` for NCHW and ``[n, y, x, b, f]`` for NHWC. Products are summed
+        in float32.
 
     Raises
     ------
@@ -104,9 +108,7 @@ def select_branch(stacked: te.Tensor, branch: int, axis: int) -> te.Tensor:
         The branch axis: 1 for ``[n, b, f, y, x]``, 3 for ``[n, y, x, b, f]``.
     """
     shape = [*stacked.shape[:axis], *stacked.shape[axis + 1 :]]
-    return te.compute(
-        shape, lambda *i: stacked(*i[:axis], branch, *i[axis:]), name="select_branch"
-    )
+    return te.compute(shape, lambda *i: stacked(*i[:axis], branch, *i[axis:]), name="select_branch")
 
 
 def emit_split_store(
@@ -114,7 +116,8 @@ def emit_split_store(
 ) -> relax.Expr:
     """Split a tensor by one block, so that what computes it stays in one kernel with it.
 
-    Relax's own ``split`` becomes one block per part, each of which would be a loop nest of its own over the tensor.
+    Relax's own ``split`` becomes one block per part, each of which would be a loop nest of its own
+    over the tensor.
 
     Parameters
     ----------
@@ -170,7 +173,8 @@ def emit_concat_stores(
 ) -> relax.Expr:
     """Concatenate by one block per tensor, each of which writes its own slice of the result.
 
-    TVM's own ``concat`` is one block that reads every tensor; it would tie independent members together.
+    TVM's own ``concat`` is one block that reads every tensor; it would tie independent members
+    together.
 
     Parameters
     ----------

@@ -16,9 +16,9 @@ from .strip_fusion import STRATEGY, is_group
 class LowerGroups:
     """Lower every operator to ``call_tir`` and every group to one PrimFunc.
 
-    Horizontal groups are first rewritten to compute what their members share once; then TVM's LegalizeOps (with
-    float32 accumulation of narrow types) and FuseTIR do the lowering. The groups' attributes move to the PrimFuncs, and
-    equal kernels become one.
+    Horizontal groups are first rewritten to compute what their members share once; then TVM's
+    LegalizeOps (with float32 accumulation of narrow types) and FuseTIR do the lowering. The groups'
+    attributes move to the PrimFuncs, and equal kernels become one.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -58,7 +58,9 @@ def _rewrite_groups(mod: tvm.IRModule) -> tvm.IRModule:
         bindings.append(relax.VarBinding(binding.var, value))
     attrs = {k: v for k, v in (func.attrs.items() if func.attrs else ()) if k != ORDER}
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-    out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    out = tvm.IRModule(
+        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
+    )
     new_main = relax.Function(func.params, body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs))
     out.update_func(out.get_global_var("main"), new_main)
     return relax.transform.Normalize()(out)

@@ -42,7 +42,8 @@ class LiftConstants(PyExprMutator):
     names : dict
         Replacement by variable.
 
-    Scalars become immediates in binary operators; elsewhere (``where``) TVM keeps them as tensors, so they are lifted too.
+    Scalars become immediates in binary operators; elsewhere (``where``) TVM keeps them as tensors,
+    so they are lifted too.
 
     Attributes
     ----------
@@ -66,7 +67,9 @@ class LiftConstants(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         """Replace the operands of one call."""
-        self._keep_scalars = not (isinstance(call.op, ir.Op) and call.op.name in _SCALARS_AS_TENSORS)
+        self._keep_scalars = not (
+            isinstance(call.op, ir.Op) and call.op.name in _SCALARS_AS_TENSORS
+        )
         return super().visit_call_(call)
 
     def visit_generic_const_(self, op: Constant) -> Any:

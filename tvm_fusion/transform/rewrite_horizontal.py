@@ -1,7 +1,8 @@
 """Horizontal groups → bodies that compute what the members share once.
 
-``collapsed`` becomes one convolution with the added weights, ``merged`` one with concatenated or stacked weights; a
-``partitioned`` group's concat becomes one store per member. The other forms keep their bodies.
+``collapsed`` becomes one convolution with the added weights, ``merged`` one with concatenated or
+stacked weights; a ``partitioned`` group's concat becomes one store per member. The other forms keep
+their bodies.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def rewrite_horizontal(
     Returns
     -------
     mod : tvm.IRModule
-        The module with the new function under the same name (and the kernels' definitions that it calls).
+        The module with the new function under the same name (and the kernels' definitions that it
+        calls).
     call : relax.Call
         The new call.
     """
@@ -63,7 +65,11 @@ def rewrite_horizontal(
     made = result.get_global_var(name)
     lifted, constants = _lift(result[made], func.attrs)
     inputs = [a for a in call.args if not isinstance(a, Constant)]
-    kept = {g: f for g, f in result.functions.items() if not g.same_as(made) and g.name_hint != gv.name_hint}
+    kept = {
+        g: f
+        for g, f in result.functions.items()
+        if not g.same_as(made) and g.name_hint != gv.name_hint
+    }
     out_gv = ir.GlobalVar(gv.name_hint)
     update_type(out_gv, lifted.ty)
     new = tvm.IRModule({**kept, out_gv: lifted}, attrs=dict(mod.attrs.items()) if mod.attrs else {})
@@ -113,7 +119,9 @@ class _Group:
         """Emit operators as they are, on the values emitted so far."""
         for name in self.graph.sort(names):
             call = Substitute(self.values).visit_expr(self.calls[name])
-            self.values[self.var_of[name]] = self.builder.emit(call, name_hint=self.var_of[name].name)
+            self.values[self.var_of[name]] = self.builder.emit(
+                call, name_hint=self.var_of[name].name
+            )
 
     def weight(self, branch: Branch) -> np.ndarray:
         """The constant weight of a branch's anchor."""
@@ -187,7 +195,8 @@ def _emit_concatenated(group: _Group) -> None:
     weights = np.concatenate([group.weight(b) for b in branches], axis=weight_axis)
     weight = make_constant(weights, str(head.args[1].ty.dtype))
     merged = group.builder.emit(
-        relax.Call(head.op, [group.values[head.args[0]], weight], head.attrs), name_hint=branches[0].head
+        relax.Call(head.op, [group.values[head.args[0]], weight], head.attrs),
+        name_hint=branches[0].head,
     )
     sizes = [int(group.calls[b.head].ty.shape[axis]) for b in branches]
 
@@ -198,7 +207,9 @@ def _emit_concatenated(group: _Group) -> None:
     value = _emit_steps(group, merged, steps, combined)
     if join is not None:
         if int(group.calls[join.operators[0]].attrs.axis) % merged.ty.ndim != axis:
-            raise LoweringError("members are concatenated along another axis than their channels; leave them apart")
+            raise LoweringError(
+                "members are concatenated along another axis than their channels; leave them apart"
+            )
         group.values[group.var_of[join.operators[0]]] = value
         group.replay(group.shape.tail)
         return
@@ -237,15 +248,17 @@ def _emit_steps(
                 args.append(value)
             else:
                 args.append(arg)
-        value = group.builder.emit(relax.Call(calls[0].op, args, calls[0].attrs), name_hint=names[0])
+        value = group.builder.emit(
+            relax.Call(calls[0].op, args, calls[0].attrs), name_hint=names[0]
+        )
     return value
 
 
 def _emit_stacked(group: _Group) -> None:
     """One convolution with a branch axis; the join reads it at constant branch indices, all in registers.
 
-    The operators that every member runs are applied to all branches at once, in float32; what follows (the join, an
-    operand from outside, the tail) is replayed on the branches.
+    The operators that every member runs are applied to all branches at once, in float32; what
+    follows (the join, an operand from outside, the tail) is replayed on the branches.
     """
     branches = group.shape.branches
     head = group.calls[branches[0].head]
@@ -320,7 +333,8 @@ def _common_prefix(group: _Group, branches: Sequence[Branch]) -> int:
     shortest = min(len(group.steps(b)) for b in branches)
     for length in range(shortest, 0, -1):
         cut = [
-            Branch(b.head, (b.head, *group.steps(b)[:length]), group.steps(b)[length - 1]) for b in branches
+            Branch(b.head, (b.head, *group.steps(b)[:length]), group.steps(b)[length - 1])
+            for b in branches
         ]
         if same_structure(group.graph, cut):
             return length

@@ -10,7 +10,8 @@ from ..schedules import schedule
 from ..targets import parse_target
 from .strip_fusion import STRATEGY
 
-#: TVM's pattern kind "opaque": FuseOps of a default pipeline must not fuse what is scheduled already.
+#: TVM's pattern kind "opaque": FuseOps of a default pipeline must not fuse what is scheduled
+#: already.
 _OPAQUE = 8
 
 #: Attribute that names the template that scheduled a function.
@@ -48,8 +49,8 @@ def schedule_functions(
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """Schedule what a template accepts, except the functions named in ``default``.
 
-    Reshapes stay as they are, so that TVM turns them into views; an operator outside groups that no template accepts is
-    left to TVM's default schedule.
+    Reshapes stay as they are, so that TVM turns them into views; an operator outside groups that no
+    template accepts is left to TVM's default schedule.
 
     Returns
     -------
@@ -58,7 +59,9 @@ def schedule_functions(
     failures : dict of str to str
         Message by name of each group that could not become one kernel.
     """
-    out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    out = tvm.IRModule(
+        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
+    )
     failures: dict[str, str] = {}
     for gv, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc) or _is_done(func) or gv.name_hint in default:

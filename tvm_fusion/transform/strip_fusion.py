@@ -40,9 +40,7 @@ def is_group(func: Any) -> bool:
     return isinstance(func, relax.Function) and func.attrs is not None and STRATEGY in func.attrs
 
 
-def strip(
-    mod: tvm.IRModule, func_name: str = "main"
-) -> tuple[tvm.IRModule, list[ExistingGroup]]:
+def strip(mod: tvm.IRModule, func_name: str = "main") -> tuple[tvm.IRModule, list[ExistingGroup]]:
     """Inline the groups that one function calls.
 
     Parameters
@@ -93,7 +91,10 @@ def _reordered(bindings: list[Any], order: Sequence[Any] | None) -> list[Any]:
     """Put bindings back where ``annotate`` found them; other passes may have added or removed some since."""
     if order is None or len(order) != len(bindings):
         return bindings
-    return [binding for _, binding in sorted(zip(map(int, order), bindings, strict=True), key=lambda p: p[0])]
+    return [
+        binding
+        for _, binding in sorted(zip(map(int, order), bindings, strict=True), key=lambda p: p[0])
+    ]
 
 
 def _inline(call: Any, group: relax.Function, bindings: Sequence[Any]) -> list[Any]:

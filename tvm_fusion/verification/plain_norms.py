@@ -15,7 +15,9 @@ class WriteOutNorms:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every Relax function."""
-        out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+        out = tvm.IRModule(
+            dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
+        )
         for gv, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 out.update_func(gv, _WriteOut().visit_expr(func))
@@ -74,7 +76,10 @@ class _WriteOut(PyExprMutator):
         shape, axis = [int(d) for d in x.ty.shape], int(call.attrs.channel_axis) % x.ty.ndim
         groups = int(call.attrs.num_groups)
         split = [*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]]
-        axes = [axis + 1, *(a % len(shape) + (a % len(shape) > axis) for a in map(int, call.attrs.axes))]
+        axes = [
+            axis + 1,
+            *(a % len(shape) + (a % len(shape) > axis) for a in map(int, call.attrs.axes)),
+        ]
         grouped = self.builder_.emit(relax.op.reshape(x, split))
         value = self._normalised(grouped, axes, float(call.attrs.epsilon))
         value = self.builder_.emit(relax.op.reshape(value, shape))

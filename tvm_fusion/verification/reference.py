@@ -1,6 +1,7 @@
 """The unfused reference: TVM's own lowering, one kernel per operator, in a wider type.
 
-Nothing of this package's legalisation, rewriting or schedules takes part, so an error there cannot hide.
+Nothing of this package's legalisation, rewriting or schedules takes part, so an error there cannot
+hide.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class _ParallelLoops:
     """Run the outer spatial loops of every block in parallel: same arithmetic in the same order, less waiting."""
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        out = tvm.IRModule(dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {})
+        out = tvm.IRModule(
+            dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
+        )
         for gv, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and not relax.analysis.has_reshape_pattern(func):
                 out.update_func(gv, _parallel(func))
@@ -108,6 +111,9 @@ def group_module(func: relax.Function, constants: list[Any]) -> tvm.IRModule:
         rename.names[binding.var] = fresh
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], rename.names[func.body.body])
     main = relax.Function(
-        params, body, func.ret_ty, attrs=ir.DictAttrs({"global_symbol": "main", "num_input": len(params)})
+        params,
+        body,
+        func.ret_ty,
+        attrs=ir.DictAttrs({"global_symbol": "main", "num_input": len(params)}),
     )
     return relax.transform.Normalize()(tvm.IRModule({"main": main}))

@@ -72,5 +72,7 @@ class VerificationReport:
         if groups:
             good = sum(c.passed for c in groups)
             worst = max((c.error for c in groups if not c.problem), default=0.0)
-            lines.append(f"{good} of {len(groups)} groups match the unfused result, largest error {worst:.2e}")
+            lines.append(
+                f"{good} of {len(groups)} groups match the unfused result, largest error {worst:.2e}"
+            )
         return "\n".join(lines)

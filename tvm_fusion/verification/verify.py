@@ -21,8 +21,9 @@ from ..transform.strip_fusion import is_group
 from .reference import Reference, group_module
 from .report import Comparison, VerificationReport
 
-#: Largest accepted difference, relative to the largest reference value of the output, by model type. float32: sums of
-#: up to some thousand products in another order; float16 and bfloat16: a few roundings of 2**-11 and 2**-8.
+#: Largest accepted difference, relative to the largest reference value of the output, by model
+#: type. float32: sums of up to some thousand products in another order; float16 and bfloat16: a few
+#: roundings of 2**-11 and 2**-8.
 GROUP_TOLERANCE: Mapping[str, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 #: Whole models: rounding adds up over the layers.
 MODEL_TOLERANCE: Mapping[str, float] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -75,8 +76,8 @@ def check_groups(
 ) -> tuple[Comparison, ...]:
     """Verify each group alone, on a position-coded and a random input.
 
-    Equal groups with equal weights are compared once. A CUDA group is verified on the GPU where there is one; without one
-    the same functions are scheduled and run on the CPU.
+    Equal groups with equal weights are compared once. A CUDA group is verified on the GPU where
+    there is one; without one the same functions are scheduled and run on the CPU.
     """
     runs_here = target.kind.name != "cuda" or tvm.cuda(0).exist
     where = target if runs_here else Target("llvm")
@@ -102,7 +103,11 @@ def _group_calls(annotated: tvm.IRModule) -> dict[str, list[Any]]:
     out = {}
     for binding in annotated["main"].body.blocks[0].bindings:
         value = binding.value
-        if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar) and is_group(annotated[value.op]):
+        if (
+            isinstance(value, relax.Call)
+            and isinstance(value.op, ir.GlobalVar)
+            and is_group(annotated[value.op])
+        ):
             out[value.op.name_hint] = [a if isinstance(a, Constant) else None for a in value.args]
     return out
 
@@ -120,7 +125,9 @@ def _check_group(
             return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=problem)
         signature = signature_of(body, target.kind.name)
         fused = LoadedModel(build_module(lowered, target), signature)
-        return compare(group.id, group.nodes, Reference(body, plan.dtype), fused, tolerance, 1, seed)
+        return compare(
+            group.id, group.nodes, Reference(body, plan.dtype), fused, tolerance, 1, seed
+        )
     except FusionError as err:
         return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=str(err))
 
@@ -184,5 +191,3 @@ def refusals_of(comparisons: Iterable[Comparison]) -> dict[str, Rejection]:
             reason = "no_template" if c.problem else "numerics"
             out[c.name] = Rejection("vertical", c.nodes, "illegal", reason, numbers, detail)
     return out
-
-

@@ -74,8 +74,8 @@ def canonicalize(
     mod : IRModule
         A Relax module with a function ``main`` of operators (not yet legalized).
     dtype : {"float32", "float16", "bfloat16"}, optional
-        Convert parameters, constants and operators to this dtype. The 16-bit ones also change convolutions and what
-        surrounds them to NHWC.
+        Convert parameters, constants and operators to this dtype. The 16-bit ones also change
+        convolutions and what surrounds them to NHWC.
     params : mapping or sequence of arrays, optional
         Values of the parameters after the first ``num_input``.
 

@@ -18,8 +18,9 @@ class BindWeights:
     Parameters
     ----------
     params : mapping of name to array, or sequence of arrays, optional
-        The values, in the order of the parameters when a sequence. Without it the function's own ``params`` attribute
-        is used (TVM's importers put it there when asked to keep parameters as inputs).
+        The values, in the order of the parameters when a sequence. Without it the function's own
+        ``params`` attribute is used (TVM's importers put it there when asked to keep parameters as
+        inputs).
 
     Raises
     ------

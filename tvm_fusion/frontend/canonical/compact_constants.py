@@ -16,7 +16,8 @@ from .rewrite import BindingRewriter, dims, op_name, with_args
 class CompactConstants:
     """A full [1, 64, 56, 56] bias whose values repeat over H and W -> [1, 64, 1, 1].
 
-    Only operands of broadcasting elementwise operators, and only along axes whose extent the other operand gives.
+    Only operands of broadcasting elementwise operators, and only along axes whose extent the other
+    operand gives.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -7,8 +7,8 @@ import numpy as np
 from ...compat import ir, relax, tvm
 from ...errors import InvalidModelError
 
-#: Bytes that folding may create in one constant. Weights that a file stores are bounded by the file;
-#: a constant that is *computed* (ConstantOfShape, Expand, Tile) is bounded by nothing else.
+#: Bytes that folding may create in one constant. Weights that a file stores are bounded by the
+#: file; a constant that is *computed* (ConstantOfShape, Expand, Tile) is bounded by nothing else.
 MAX_FOLDED_BYTES = 4 << 30
 
 _TILE = 256
@@ -86,8 +86,9 @@ def np_dtype(dtype: str) -> np.dtype:
 def cast(array: np.ndarray, dtype: str, *, saturate: bool = False) -> np.ndarray:
     """Cast to a TVM dtype, rounding once.
 
-    With ``saturate``, finite floats out of range become the largest finite value instead of infinity: attention masks
-    come as -1e9 or -3.4e38, and as float16 infinities they would turn softmax into NaN.
+    With ``saturate``, finite floats out of range become the largest finite value instead of
+    infinity: attention masks come as -1e9 or -3.4e38, and as float16 infinities they would turn
+    softmax into NaN.
     """
     target = np_dtype(dtype)
     if array.dtype == target:

@@ -16,8 +16,9 @@ _ANCHORS = ("nn.conv", "matmul", "linear", "einsum")
 class ConvertDtype:
     """Convert parameters, constants and operators between float32, float16 and bfloat16.
 
-    Types are deduced anew; casts between these dtypes disappear; integers and booleans stay. Constants out of the new
-    range become its largest finite value (a mask of -1e9 must not become -inf).
+    Types are deduced anew; casts between these dtypes disappear; integers and booleans stay.
+    Constants out of the new range become its largest finite value (a mask of -1e9 must not become
+    -inf).
 
     Parameters
     ----------
@@ -77,7 +78,8 @@ class _Rewriter(BindingRewriter):
         op = op_name(call) or ""
         out_dtype = getattr(call.attrs, "out_dtype", None)
         if out_dtype is not None and self._converts(out_dtype):
-            # Convolutions and matmuls deduce their dtype from the operands; resize and the like must be told.
+            # Convolutions and matmuls deduce their dtype from the operands; resize and the like
+            # must be told.
             return with_attrs(call, out_dtype=None if op.startswith(_ANCHORS) else self._dtype)
         dtype = getattr(call.attrs, "dtype", None)
         if op == "astype" and str(dtype) in CONVERTED and _dtype_is(call.args[0], self._dtype):

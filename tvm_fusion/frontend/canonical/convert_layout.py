@@ -16,10 +16,11 @@ from .rewrite import BindingRewriter, bindings_of, dims, op_name, substitute, va
 class ConvertLayout:
     """NCHW/OIHW convolutions -> NHWC/OHWI, without a transpose left between two convolutions.
 
-    Channels-last spreads from each convolution through elementwise operators, residual additions, pooling, concat and
-    split (axes are renumbered), reductions, padding, resizing, softmax, and reshapes that only touch channels (channel
-    shuffle). Where an operator has no rule, its operands are transposed back. Weights and biases are permuted at
-    compile time, also those of a fully connected layer behind a flatten. Parameters and outputs keep their layout.
+    Channels-last spreads from each convolution through elementwise operators, residual additions,
+    pooling, concat and split (axes are renumbered), reductions, padding, resizing, softmax, and
+    reshapes that only touch channels (channel shuffle). Where an operator has no rule, its operands
+    are transposed back. Weights and biases are permuted at compile time, also those of a fully
+    connected layer behind a flatten. Parameters and outputs keep their layout.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

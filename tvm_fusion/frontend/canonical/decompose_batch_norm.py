@@ -13,8 +13,8 @@ from .rewrite import BindingRewriter, dtype_of
 class DecomposeBatchNorm:
     """batch_norm(x, gamma, beta, mean, var) -> x * (gamma / sqrt(var + eps)) + (beta - mean * scale).
 
-    Needs constant statistics; training mode and computed statistics are left alone. The running statistics, which
-    inference returns unchanged, become the constants themselves.
+    Needs constant statistics; training mode and computed statistics are left alone. The running
+    statistics, which inference returns unchanged, become the constants themselves.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

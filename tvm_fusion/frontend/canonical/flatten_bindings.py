@@ -11,8 +11,9 @@ from .rewrite import substitute
 class FlattenBindings:
     """Inline private functions, merge binding blocks, split nested expressions, drop aliases and other functions.
 
-    A nested operand becomes a binding with the name of the binding it stood in. Control flow, impure calls and calls
-    of PrimFuncs (an already legalized module) are refused with ``UnsupportedOperatorError``.
+    A nested operand becomes a binding with the name of the binding it stood in. Control flow,
+    impure calls and calls of PrimFuncs (an already legalized module) are refused with
+    ``UnsupportedOperatorError``.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -29,9 +29,9 @@ _INEXACT = {"divide", "power"}  # integer division and powers round differently 
 class FoldConstants:
     """Replace operators whose operands are all constants by their value.
 
-    Floating arithmetic is done in float64 and rounded once. A constant that is a broadcast of a smaller one is not
-    materialised when its consumer is an elementwise operator that broadcasts by itself: it gets the small constant.
-    Constants of more than 4 GiB raise ``InvalidModelError``.
+    Floating arithmetic is done in float64 and rounded once. A constant that is a broadcast of a
+    smaller one is not materialised when its consumer is an elementwise operator that broadcasts by
+    itself: it gets the small constant. Constants of more than 4 GiB raise ``InvalidModelError``.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

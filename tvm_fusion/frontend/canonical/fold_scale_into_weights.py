@@ -16,9 +16,10 @@ _TRANSPOSED = {"nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpos
 class FoldScaleIntoWeights:
     """conv(x, w) * s -> conv(x, w * s), and conv(x * s, w) -> conv(x, s * w); the same for matmul.
 
-    ``s`` must hold one number per output (input) channel, or one number; the weight must be constant, and nothing
-    else may read the value between the two. Zero padding commutes with a scale of the input, so padded convolutions
-    qualify. Grouped, depthwise and transposed convolutions are scaled along their own output axis.
+    ``s`` must hold one number per output (input) channel, or one number; the weight must be
+    constant, and nothing else may read the value between the two. Zero padding commutes with a
+    scale of the input, so padded convolutions qualify. Grouped, depthwise and transposed
+    convolutions are scaled along their own output axis.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -73,7 +74,8 @@ def _scaled_outputs(anchor: ir.Call | None, scale: ir.GenericConst) -> ir.Generi
     axis = layout.index("O")
     groups = int(attrs.groups)
     if op in _TRANSPOSED and groups > 1 and vector.size > 1:
-        # The weight is [I, O / groups, ...]: block g of the input channels makes block g of the output channels.
+        # The weight is [I, O / groups, ...]: block g of the input channels makes block g of the
+        # output channels.
         inputs = layout.index("I")
         moved = np.moveaxis(weight, (inputs, axis), (0, 1))
         blocks = moved.reshape(groups, -1, *moved.shape[1:])

@@ -15,9 +15,9 @@ from .rewrite import BindingRewriter, dtype_of, op_name, same_type
 class MergeScaleShifts:
     """((x * a + b) * c + d) -> x * (a c) + (b c + d), over add, subtract, multiply, divide and negative.
 
-    Only through values that nothing else reads, only when no constant grows the result's shape, and only when the
-    merged constants are finite. Constants go to the right-hand side; the subtraction of a constant becomes the
-    addition of its negative. Merged in float64, rounded once.
+    Only through values that nothing else reads, only when no constant grows the result's shape, and
+    only when the merged constants are finite. Constants go to the right-hand side; the subtraction
+    of a constant becomes the addition of its negative. Merged in float64, rounded once.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

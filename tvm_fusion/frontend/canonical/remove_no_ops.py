@@ -16,9 +16,9 @@ from .rewrite import BindingRewriter, dtype_of, op_name, same_type, static_shape
 class RemoveNoOps:
     """Drop operators whose result is one of their operands, and merge neighbours that undo each other.
 
-    dropout (inference), reshape/broadcast_to/astype/strided_slice/concat/pad to the same type, identity permute_dims,
-    reshape of reshape, permute_dims of permute_dims, multiplication by one, addition of zero, and broadcast_to in
-    front of an elementwise operator that broadcasts anyway.
+    dropout (inference), reshape/broadcast_to/astype/strided_slice/concat/pad to the same type,
+    identity permute_dims, reshape of reshape, permute_dims of permute_dims, multiplication by one,
+    addition of zero, and broadcast_to in front of an elementwise operator that broadcasts anyway.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -12,13 +12,14 @@ from ...compat import BlockBuilder, ir, relax, structural_equal, tirx, tvm
 class BindingRewriter:
     """Rebuilds the dataflow block of ``main``.
 
-    A subclass overrides ``visit(name, value)``: ``value`` is the bound expression with its operands already rewritten
-    (leaves: variables, constants, tuples, shapes), and the result is what the old variable stands for from now on.
-    Returning ``value`` itself keeps the binding. Returning another call binds that one under the same name. Returning
-    a leaf drops the binding. Further bindings come from ``emit``. Dead bindings are dropped at the end.
+    A subclass overrides ``visit(name, value)``: ``value`` is the bound expression with its operands
+    already rewritten (leaves: variables, constants, tuples, shapes), and the result is what the old
+    variable stands for from now on. Returning ``value`` itself keeps the binding. Returning another
+    call binds that one under the same name. Returning a leaf drops the binding. Further bindings
+    come from ``emit``. Dead bindings are dropped at the end.
 
-    Names are kept as they are: TVM's BlockBuilder would make them unique ("conv1", "conv1_1"), but they name nodes
-    of the user's model.
+    Names are kept as they are: TVM's BlockBuilder would make them unique ("conv1", "conv1_1"), but
+    they name nodes of the user's model.
     """
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ _ANCHORS = {
 class SimplifyBias:
     """Bias behind a convolution -> constant [1, C, 1, 1] on the right; behind a matmul -> constant [N].
 
-    A scalar becomes one number per channel; a rank below the output's is filled with ones. Constants that vary along
-    another axis stay as they are.
+    A scalar becomes one number per channel; a rank below the output's is filled with ones.
+    Constants that vary along another axis stay as they are.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -20,8 +20,8 @@ _PAIRWISE: dict[str, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
 class UnstackReductions:
     """sum(stack(a, b, c), 0) -> (a + b) + c; likewise mean, max and min, and concat of pieces of extent one.
 
-    This is how ONNX Sum (the shortcut of a ResNet) arrives. Anything else than a reduction over exactly the stacked
-    axis is left alone.
+    This is how ONNX Sum (the shortcut of a ResNet) arrives. Anything else than a reduction over
+    exactly the stacked axis is left alone.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
