@@ -24,9 +24,24 @@ from tvm.target import Target
 from . import errors
 
 __all__ = [
-    "BlockBuilder", "Constant", "PyExprMutator", "Target", "import_tensor_intrinsics", "ir", "mutator", "relax", "s_tir", "silent_native",
-    "structural_equal", "structural_hash", "te", "tirx", "topi", "tvm", "update_type",
-]  # fmt: skip
+    "BlockBuilder",
+    "Constant",
+    "PyExprMutator",
+    "Target",
+    "import_tensor_intrinsics",
+    "ir",
+    "mutator",
+    "relax",
+    "s_tir",
+    "silent_native",
+    "structural_equal",
+    "structural_hash",
+    "te",
+    "tirx",
+    "topi",
+    "tvm",
+    "update_type",
+]
 
 # An exception that a pass raises crosses TVM's C++ code, which keeps the type of registered ones
 # only.
