@@ -12,7 +12,7 @@ from .compat import Target, tvm
 from .config import FusionConfig
 from .frontend.canonical import canonicalize
 from .planner.plan import Plan, Rejection
-from .targets import parse_target
+from .targets import parse_target, runnable
 from .transform.fuse import plan_module
 from .transform.strip_fusion import is_group
 from .verification.report import VerificationReport
@@ -160,8 +160,7 @@ def verify(
     """
     resolved, canonical = parse_target(target), _canonical(mod)
     decided = plan or plan_module(canonical, resolved, config or FusionConfig())
-    here = resolved if resolved.kind.name != "cuda" or tvm.cuda(0).exist else parse_target("llvm")
-    compiled = compile_model(canonical, here, plan=decided)
+    compiled = compile_model(canonical, runnable(resolved), plan=decided)
     return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)
 
 

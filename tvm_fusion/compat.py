@@ -19,7 +19,7 @@ from tvm.ir.expr import GenericConst as Constant
 from tvm.relax import BlockBuilder
 from tvm.relax.expr import _update_type as update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.target import Target
+from tvm.target import Target, codegen
 
 from . import errors
 
@@ -28,6 +28,7 @@ __all__ = [
     "Constant",
     "PyExprMutator",
     "Target",
+    "codegen",
     "import_tensor_intrinsics",
     "ir",
     "mutator",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from .compat import Target, tvm
+from .compat import Target, codegen, tvm
 from .devices import capability
 from .errors import TargetError
 
@@ -70,6 +71,39 @@ def parse_target(target: str | Mapping[str, Any] | Target | None = None) -> Targ
     return _complete(_config(_make(text)))
 
 
+#: Features of a CPU whose instructions LLVM generates for numeric code; the others steer tuning.
+_INSTRUCTIONS = re.compile(r"(s?sse|avx|fma|f16c|bmi|lzcnt|popcnt|movbe|neon|sve|dotprod|fullfp16|v$)")
+
+
+def runs_here(target: Target) -> bool:
+    """Say whether this machine can run code for a target.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        A complete target.
+
+    Returns
+    -------
+    bool
+        For CUDA whether there is a GPU; for a CPU whether it is this machine's architecture and has
+        every instruction set that the target names. Foreign code would end the process by a signal.
+    """
+    if target.kind.name == "cuda":
+        return bool(tvm.cuda(0).exist)
+    host = codegen.llvm_get_system_triple().split("-")[0]
+    if str(target.attrs.get("mtriple", host)).split("-")[0] != host:
+        return False
+    here = Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+    missing = codegen.llvm_get_cpu_features(target) - codegen.llvm_get_cpu_features(here)
+    return not any(_INSTRUCTIONS.match(feature) for feature in missing)
+
+
+def runnable(target: Target) -> Target:
+    """Return the target itself if it runs here, else this machine's CPU, for checks of the numbers."""
+    return target if runs_here(target) else parse_target("llvm")
+
+
 def _other_kinds(text: str) -> tuple[str, ...]:
     """Return ``text`` if it is a bare word other than ``llvm``: a kind we do not serve."""
     return (text,) if text.isidentifier() and text != "llvm" else ()
@@ -83,9 +117,8 @@ def _from_json(text: str) -> dict[str, Any]:
 
 
 def _config(target: Target) -> dict[str, Any]:
-    """Return TVM's dict form, without the empty tag that TVM adds and then fails to look up."""
-    config = json.loads(str(target))
-    return {key: value for key, value in config.items() if value != ""}
+    """Return TVM's dict form."""
+    return json.loads(str(target))
 
 
 def _make(target: str | dict[str, Any]) -> Target:
@@ -99,6 +132,8 @@ def _make(target: str | dict[str, Any]) -> Target:
 
 def _complete(config: dict[str, Any]) -> Target:
     """Check kind and arch and add the limits that are missing."""
+    if config.get("tag") == "":  # TVM writes an empty tag, and fails to look it up
+        config = {key: value for key, value in config.items() if key != "tag"}
     if "tag" in config:
         config = {
             **_config(_make(config["tag"])),

@@ -12,10 +12,10 @@ import pytest
 import tvm_fusion as tf
 from tvm_fusion.build.executable import device_sources
 from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan
-from tvm_fusion.compat import relax, tvm
+from tvm_fusion.compat import codegen, relax, tvm
 from tvm_fusion.errors import InvalidModelError, LoweringError, TargetError
 from tvm_fusion.planner import Rejection
-from tvm_fusion.targets import parse_target
+from tvm_fusion.targets import parse_target, runs_here
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
 from tvm_fusion.transform import schedule_groups
 
@@ -255,3 +255,32 @@ def test_random_graphs_through_nvcc(seed):
 def test_random_graphs_are_right(seed):
     report = tf.verify(random_module(seed, operators=16), "llvm", inputs=1)
     assert report.passed, str(report)
+
+
+FOREIGN = ['{"kind":"llvm","mcpu":"diamondrapids"}', '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}']
+
+
+@pytest.mark.parametrize("target", FOREIGN)
+def test_code_for_another_cpu_is_checked_on_this_one_and_never_run(target):
+    """Running it would end the process by SIGILL."""
+    compiled = tf.compile(residual(), target)
+    assert len(compiled.plan.groups) == 2
+    assert tf.verify(residual(), target, inputs=1).passed
+    if not runs_here(parse_target(target)):
+        with pytest.raises(TargetError, match="compiled for another CPU"):
+            compiled(*data(residual()))
+
+
+def test_this_cpu_and_older_ones_run_here():
+    assert runs_here(parse_target("llvm"))
+    host = codegen.llvm_get_system_cpu()
+    assert runs_here(parse_target(f'{{"kind":"llvm","mcpu":"{host}"}}'))
+
+
+def test_an_output_that_is_no_file_is_left_alone(tmp_path):
+    compiled = tf.compile(residual(), "llvm", verify=False)
+    with pytest.raises(FileExistsError):
+        compiled.export(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        compiled.export(tmp_path / "no" / "model.so")
+    assert list(tmp_path.iterdir()) == []

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import relax, tvm
+from ..compat import Target, relax, tvm
 from ..errors import TargetError
 from ..planner.plan import Plan
+from ..targets import parse_target, runs_here
 from .library import export_library, load_library
 from .signature import Signature, TensorSpec, signature_in
 
@@ -63,7 +64,7 @@ class LoadedModel:
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
 
     def _machine(self) -> tuple[Any, Any]:
-        device = device_of(self.signature.device)
+        device = device_for_run(parse_target(self.signature.target))
         if self._vm is None:
             self._vm = relax.VirtualMachine(self._library, device)
         return device, self._vm
@@ -136,22 +137,18 @@ def device_sources(module: Any) -> list[str]:
     return own + [s for imported in module.imports for s in device_sources(imported)]
 
 
-def device_of(kind: str) -> Any:
-    """Return the device to run on.
+def device_for_run(target: Target) -> Any:
+    """Return the device to run a compiled model on.
 
     Raises
     ------
     TargetError
-        If it is a GPU and this machine has none.
+        If this machine cannot run it: it has no GPU, or another CPU.
     """
-    if kind != "cuda":
-        return tvm.cpu()
-    device = tvm.cuda(0)
-    if not device.exist:
-        raise TargetError(
-            "the model is compiled for CUDA and this machine has no GPU; compile it for llvm"
-        )
-    return device
+    if not runs_here(target):
+        what = "CUDA and this machine has no GPU" if target.kind.name == "cuda" else "another CPU"
+        raise TargetError(f"the model is compiled for {what}; compile it for llvm to run it here")
+    return tvm.cuda(0) if target.kind.name == "cuda" else tvm.cpu()
 
 
 def check_inputs(specs: Sequence[TensorSpec], arrays: Sequence[Any]) -> list[np.ndarray]:

@@ -7,12 +7,15 @@ the file as it is.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..compat import silent_native, tvm
-from ..errors import InvalidModelError
+from ..errors import CompilerError, InvalidModelError, TargetError
 
 _MARK = b"tvm_fusion sha256 "
 _TRAILER = len(_MARK) + hashlib.sha256().digest_size
@@ -27,12 +30,29 @@ def export_library(executable: Any, path: str | Path) -> None:
         The compiled model.
     path : str or Path
         File to write.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written there.
+    CompilerError
+        If the linker fails.
     """
-    with silent_native():
-        executable.export_library(str(path))
-    digest = _digest(Path(path), 0)
-    with open(path, "ab") as file:
-        file.write(_MARK + digest)
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "Not a file that can be replaced", str(target))
+    # Beside the target, so that the library appears there whole or not at all.
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
+        made = Path(folder, "model.so")
+        try:
+            with silent_native():
+                executable.export_library(str(made))
+        except RuntimeError as err:  # the linker failed
+            raise CompilerError(f"the library cannot be linked: {str(err).strip().splitlines()[-1]}") from err
+        digest = _digest(made, 0)
+        with made.open("ab") as file:
+            file.write(_MARK + digest)
+        os.replace(made, target)
 
 
 def load_library(path: str | Path) -> Any:
@@ -44,6 +64,8 @@ def load_library(path: str | Path) -> Any:
         If there is no such file.
     InvalidModelError
         If the file is damaged, or not a library that this package exported.
+    TargetError
+        If it needs CUDA and this machine has none.
     """
     file = Path(path)
     if not file.is_file():
@@ -62,8 +84,13 @@ def load_library(path: str | Path) -> Any:
         raise InvalidModelError(
             f"{file} is damaged, or not from `tvm-fusion compile`; compile it again"
         )
-    with silent_native():
-        return tvm.runtime.load_module(str(file.resolve()))
+    try:
+        with silent_native():
+            return tvm.runtime.load_module(str(file.resolve()))
+    except RuntimeError as err:
+        if "cuda" in str(err):
+            raise TargetError(f"{file} is compiled for CUDA, which this machine lacks; compile it for llvm") from err
+        raise InvalidModelError(f"{file} cannot be loaded here: {str(err).strip().splitlines()[-1]}") from err
 
 
 def _digest(path: Path, trailer: int) -> bytes:

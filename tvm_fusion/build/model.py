@@ -80,7 +80,7 @@ def compile_model(
         for group_id, refusal in checker(mod, plan, target).items():
             _complain(f"{group_id} is left unfused: {refusal.detail}", strict)
             plan = drop_groups(plan, {group_id: refusal})
-    signature = signature_of(mod, target.kind.name)
+    signature = signature_of(mod, target)
     default: set[str] = set()  # functions outside groups that are left to TVM's default schedule
     while True:
         lowered = lower_plan(mod, plan, target, strict=strict, default=default)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..compat import ir, relax, tirx, tvm
+from ..compat import Target, ir, relax, tirx, tvm
 from ..errors import InvalidModelError
 from .library import load_library
 
@@ -26,11 +26,11 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a compiled model, and the kind of device it runs on."""
+    """Inputs and outputs of a compiled model, and the target (TVM's JSON form) it was compiled for."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    device: str
+    target: str
 
     def to_json(self) -> str:
         """Return the signature as JSON."""
@@ -44,10 +44,10 @@ class Signature:
             key: tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[key])
             for key in ("inputs", "outputs")
         }
-        return Signature(specs["inputs"], specs["outputs"], data["device"])
+        return Signature(specs["inputs"], specs["outputs"], data["target"])
 
 
-def signature_of(mod: tvm.IRModule, device: str) -> Signature:
+def signature_of(mod: tvm.IRModule, target: Target) -> Signature:
     """Read the signature of ``main`` in a canonical module."""
     func = mod["main"]
     returned = func.body.body
@@ -56,7 +56,7 @@ def signature_of(mod: tvm.IRModule, device: str) -> Signature:
     return Signature(
         tuple(_spec(p, p.name) for p in func.params),
         tuple(_spec(r, getattr(r, "name", f"output{i}")) for i, r in enumerate(results)),
-        device,
+        str(target),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,10 @@ def compile_model(
     strict: Annotated[
         bool,
         typer.Option("--strict", help="A group that fails is an error, not a warning."),
+    ] = False,
+    no_verify: Annotated[
+        bool,
+        typer.Option("--no-verify", help="Do not compare the groups with the unfused operators."),
     ] = False,
 ) -> None:
     """Compile a model, every group one kernel, into a library that runs with plain TVM.
@@ -52,3 +57,14 @@ def compile_model(
     print(
         f"{output}: {totals.launches_before} kernel launches unfused, {totals.launches_after} fused"
     )
+
+
+def check_output(output: Path, model: Path) -> None:
+    """Refuse an output that cannot be a new library, before any work is done."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", str(folder))
+    if output.exists() and not output.is_file():
+        raise ValueError(f"{output} is not a file; name the library to write, as in -o model.so")
+    if output.exists() and output.samefile(model):
+        raise ValueError(f"{output} is the model itself; name another file with -o")

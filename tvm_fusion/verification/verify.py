@@ -16,6 +16,7 @@ from ..compat import Constant, Target, ir, relax, structural_equal, structural_h
 from ..errors import FusionError
 from ..graph.relax import from_relax
 from ..planner.plan import Group, Plan, Rejection
+from ..targets import runnable
 from ..transform.fuse import apply_plan
 from ..transform.strip_fusion import is_group
 from .reference import Reference, group_module
@@ -79,8 +80,7 @@ def check_groups(
     Equal groups with equal weights are compared once. A CUDA group is verified on the GPU where
     there is one; without one the same functions are scheduled and run on the CPU.
     """
-    runs_here = target.kind.name != "cuda" or tvm.cuda(0).exist
-    where = target if runs_here else Target("llvm")
+    where = runnable(target)
     annotated = apply_plan(mod, plan)
     calls = _group_calls(annotated)
     seen: dict[Any, list[tuple[tvm.IRModule, Comparison]]] = {}
@@ -123,7 +123,7 @@ def _check_group(
         if failures:
             (problem,) = failures.values()
             return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=problem)
-        signature = signature_of(body, target.kind.name)
+        signature = signature_of(body, target)
         fused = LoadedModel(build_module(lowered, target), signature)
         return compare(
             group.id, group.nodes, Reference(body, plan.dtype), fused, tolerance, 1, seed
