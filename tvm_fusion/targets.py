@@ -72,7 +72,9 @@ def parse_target(target: str | Mapping[str, Any] | Target | None = None) -> Targ
 
 
 #: Features of a CPU whose instructions LLVM generates for numeric code; the others steer tuning.
-_INSTRUCTIONS = re.compile(r"(s?sse|avx|fma|f16c|bmi|lzcnt|popcnt|movbe|neon|sve|dotprod|fullfp16|v$)")
+_INSTRUCTIONS = re.compile(
+    r"(s?sse|avx|fma|f16c|bmi|lzcnt|popcnt|movbe|neon|sve|dotprod|fullfp16|v$)"
+)
 
 
 def runs_here(target: Target) -> bool:

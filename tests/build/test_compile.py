@@ -257,7 +257,10 @@ def test_random_graphs_are_right(seed):
     assert report.passed, str(report)
 
 
-FOREIGN = ['{"kind":"llvm","mcpu":"diamondrapids"}', '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}']
+FOREIGN = [
+    '{"kind":"llvm","mcpu":"diamondrapids"}',
+    '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}',
+]
 
 
 @pytest.mark.parametrize("target", FOREIGN)

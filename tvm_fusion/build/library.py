@@ -48,7 +48,9 @@ def export_library(executable: Any, path: str | Path) -> None:
             with silent_native():
                 executable.export_library(str(made))
         except RuntimeError as err:  # the linker failed
-            raise CompilerError(f"the library cannot be linked: {str(err).strip().splitlines()[-1]}") from err
+            raise CompilerError(
+                f"the library cannot be linked: {str(err).strip().splitlines()[-1]}"
+            ) from err
         digest = _digest(made, 0)
         with made.open("ab") as file:
             file.write(_MARK + digest)
@@ -89,8 +91,12 @@ def load_library(path: str | Path) -> Any:
             return tvm.runtime.load_module(str(file.resolve()))
     except RuntimeError as err:
         if "cuda" in str(err):
-            raise TargetError(f"{file} is compiled for CUDA, which this machine lacks; compile it for llvm") from err
-        raise InvalidModelError(f"{file} cannot be loaded here: {str(err).strip().splitlines()[-1]}") from err
+            raise TargetError(
+                f"{file} is compiled for CUDA, which this machine lacks; compile it for llvm"
+            ) from err
+        raise InvalidModelError(
+            f"{file} cannot be loaded here: {str(err).strip().splitlines()[-1]}"
+        ) from err
 
 
 def _digest(path: Path, trailer: int) -> bytes:
