@@ -29,11 +29,14 @@ class LoadedModel:
         The compiled code.
     signature : Signature
         Its inputs and outputs.
+    function : str
+        Name of the function to run.
     """
 
-    def __init__(self, library: Any, signature: Signature) -> None:
+    def __init__(self, library: Any, signature: Signature, function: str = "main") -> None:
         self.signature = signature
         self._library = library
+        self._function = function
         self._vm: Any = None
 
     def __call__(self, *arrays: Any) -> list[np.ndarray]:
@@ -60,7 +63,7 @@ class LoadedModel:
         inputs = [
             tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)
         ]
-        result = vm["main"](*inputs)
+        result = vm[self._function](*inputs)
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
 
     def _machine(self) -> tuple[Any, Any]:
@@ -89,7 +92,7 @@ class LoadedModel:
             tvm.runtime.tensor(a, device) for a in check_inputs(self.signature.inputs, arrays)
         ]
         return list(
-            vm.time_evaluator("main", device, number=number, repeat=repeat)(*inputs).results
+            vm.time_evaluator(self._function, device, number=number, repeat=repeat)(*inputs).results
         )
 
 
@@ -170,7 +173,7 @@ def check_inputs(specs: Sequence[TensorSpec], arrays: Sequence[Any]) -> list[np.
             raise ValueError(
                 f"input {spec.name!r} must have shape {list(spec.shape)}, got {list(array.shape)}"
             )
-        out.append(np.ascontiguousarray(array))
+        out.append(np.asarray(array, order="C"))
     return out
 
 

@@ -62,6 +62,10 @@ def signature_of(mod: tvm.IRModule, target: Target) -> Signature:
 
 def _spec(expr: Any, name: str) -> TensorSpec:
     ty = expr.ty
+    if not isinstance(ty, relax.TensorType):
+        raise InvalidModelError(
+            f"{name!r} is no tensor but a {type(ty).__name__}; return tensors only"
+        )
     shape = () if ty.shape is None else tuple(_extent(dim) for dim in ty.shape)
     return TensorSpec(name, shape, str(ty.dtype))
 

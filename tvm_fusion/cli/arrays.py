@@ -73,7 +73,7 @@ def read_array(file: Path, tensor: TensorSpec) -> np.ndarray:
             f"input {tensor.name!r} is {describe(tensor.dtype, tensor.shape)}, but {file} holds "
             f"{describe(str(array.dtype), array.shape)}"
         )
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def random_value(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -219,3 +220,14 @@ def stage(text: str) -> Iterator[Callable[[int, int], None]]:
     ) as display:
         task = display.add_task(text, total=None)
         yield lambda done, total: display.update(task, completed=done, total=total)
+
+
+def check_output(output: Path, model: Path) -> None:
+    """Refuse an output that cannot be a new file, before any work is done."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", str(folder))
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder; name the file to write")
+    if output.exists() and model.exists() and output.samefile(model):
+        raise ValueError(f"{output} is the model itself; name another file with -o")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .command import ModelOptions, PlanOption, decisions, stage
+from .command import ModelOptions, PlanOption, check_output, decisions, stage
 
 
 def compile_model(
@@ -34,10 +33,7 @@ def compile_model(
     """
     from .. import compile as compile_module
 
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        # Said now, not after minutes of compiling.
-        raise FileNotFoundError(2, "No such folder", str(folder))
+    check_output(output, options.model)
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
     module = options.load()
@@ -48,6 +44,7 @@ def compile_model(
             plan=decided,
             config=config,
             strict=strict,
+            verify=not no_verify,
             name=options.name,
             progress=progress,
         )
@@ -57,14 +54,3 @@ def compile_model(
     print(
         f"{output}: {totals.launches_before} kernel launches unfused, {totals.launches_after} fused"
     )
-
-
-def check_output(output: Path, model: Path) -> None:
-    """Refuse an output that cannot be a new library, before any work is done."""
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "No such folder", str(folder))
-    if output.exists() and not output.is_file():
-        raise ValueError(f"{output} is not a file; name the library to write, as in -o model.so")
-    if output.exists() and output.samefile(model):
-        raise ValueError(f"{output} is the model itself; name another file with -o")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .command import ModelOptions, stage
+from .command import ModelOptions, check_output, stage
 
 #: Columns of the tables in a file or a pipe.
 PIPE_WIDTH = 160
@@ -41,6 +41,8 @@ def plan(
     from .. import plan as make_plan
     from ..report import render_plan
 
+    if output is not None:
+        check_output(output, options.model)
     config, target = options.config(), options.parsed_target()
     module = options.load()
     with stage("planning"):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import PlanError
+from ..graph.dataflow import DTYPE_BYTES
+from .schema import read
 
 #: Version of the JSON schema.
 SCHEMA = 1
@@ -188,15 +191,35 @@ class Plan:
             raise PlanError(
                 f"the plan has schema {found!r}, this version reads schema {SCHEMA}; plan again"
             )
-        lists = {"groups": Group, "regions": Region, "rejected": Rejection, "ungrouped": Ungrouped}
-        fields: dict[str, Any] = {**data}
-        for key, cls in lists.items():
-            if not isinstance(data.get(key, []), list):
-                raise PlanError(f"{key!r} of the plan is not a list; plan again")
-            fields[key] = tuple(_read(cls, item, key) for item in data.get(key, []))
-        fields["target"] = _read(TargetInfo, data.get("target"), "target")
-        fields["totals"] = _read(Totals, data.get("totals"), "totals")
-        return _read(Plan, fields, "plan")
+        plan = read(Plan, data, "plan")
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """Check what types alone do not say.
+
+        Raises
+        ------
+        PlanError
+            If ids are unusable as function names or occur twice, or branches are not of their group.
+        """
+        if self.dtype not in DTYPE_BYTES:
+            raise PlanError(f"the plan has the unknown dtype {self.dtype!r}; plan again")
+        ids = [group.id for group in self.groups]
+        for group in self.groups:
+            if not re.fullmatch(r"[A-Za-z_]\w*", group.id) or group.id == "main":
+                raise PlanError(
+                    f"{group.id!r} cannot be the id of a group; use one like fused_vertical_0"
+                )
+            if ids.count(group.id) > 1:
+                raise PlanError(f"the plan has two groups of the id {group.id!r}; plan again")
+            inside = [node for branch in group.branches for node in branch]
+            if not inside or not all(group.branches) or not set(inside) <= set(group.nodes):
+                raise PlanError(
+                    f"the branches of the plan's {group.id} are not of its nodes; plan again"
+                )
+            if len(group.nodes) != len(group.operators):
+                raise PlanError(f"the plan's {group.id} has other nodes than operators; plan again")
 
     def __str__(self) -> str:
         t = self.totals
@@ -215,23 +238,3 @@ class Plan:
         lines += [f"  {u.node} ({u.op}): not fused, {u.reason}" for u in self.ungrouped]
         lines += [f"  {' | '.join(r.nodes[:4])}: {r.reason}: {r.detail}" for r in self.rejected]
         return "\n".join(lines)
-
-
-def _read(cls: type, data: Any, where: str) -> Any:
-    """Build a dataclass from a mapping, lists becoming tuples at every level."""
-    if not isinstance(data, dict):
-        raise PlanError(f"{where!r} of the plan is not an object; plan again")
-    known = {f.name for f in dataclasses.fields(cls)}
-    extra = sorted(set(data) - known)
-    if extra:
-        raise PlanError(f"{where!r} of the plan has the unknown field {extra[0]!r}; plan again")
-    try:
-        return cls(**{key: _frozen(value) for key, value in data.items()})
-    except TypeError as err:
-        raise PlanError(f"{where!r} of the plan is incomplete ({err}); plan again") from err
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -103,7 +103,7 @@ def share_equal_kernels(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]
             aliases[gv.name_hint] = twin
     if not aliases:
         return mod, {}
-    redirect = _Redirect(aliases)
+    redirect = Redirect(aliases)
     functions = {
         gv: redirect.visit_expr(f) if isinstance(f, relax.Function) else f
         for gv, f in mod.functions.items()
@@ -114,12 +114,13 @@ def share_equal_kernels(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]
 
 
 @mutator
-class _Redirect(PyExprMutator):
-    """Points calls at the kept functions."""
+class Redirect(PyExprMutator):
+    """Points calls at other functions, given by the name of the old one."""
 
     def __init__(self, aliases: Mapping[str, ir.GlobalVar]) -> None:
         super().__init__()
         self.aliases = aliases
 
     def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
+        """Replace one function."""
         return self.aliases.get(op.name_hint, op)

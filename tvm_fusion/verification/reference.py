@@ -6,13 +6,16 @@ hide.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm
 from ..frontend.canonical.convert_dtype import ConvertDtype
 from ..transform.rename import Substitute
+from .batch import join_modules
 from .plain_norms import WriteOutNorms
 
 #: Type that a model of each type is referred to: float32 sums lose digits of their own.
@@ -36,21 +39,50 @@ class Reference:
     """
 
     def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
-        self.dtype = reference_type(dtype)
-        passes = [relax.transform.LegalizeOps(), _ParallelLoops()]
-        if self.dtype != dtype:
-            passes = [ConvertDtype(self.dtype), WriteOutNorms(), *passes]
-        lowered = tvm.transform.Sequential(passes)(mod)
-        executable = tvm.compile(lowered, target="llvm")
-        self._vm: Any = relax.VirtualMachine(executable, tvm.cpu())
+        lowered, self.dtype = lower_reference(mod, dtype)
+        self._function = "main"
+        self._vm: Any = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+
+    @staticmethod
+    def of_all(modules: Mapping[str, tvm.IRModule], dtype: str) -> dict[str, Reference]:
+        """Compile the references of several modules together."""
+        lowered = {name: lower_reference(mod, dtype) for name, mod in modules.items()}
+        joined = join_modules({name: mod for name, (mod, _) in lowered.items()})
+        vm = relax.VirtualMachine(tvm.compile(joined, target="llvm"), tvm.cpu())
+        out = {}
+        for name, (_, wide) in lowered.items():
+            out[name] = Reference.__new__(Reference)
+            out[name].dtype, out[name]._function, out[name]._vm = wide, name, vm
+        return out
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Compute the outputs, in the wider type."""
         inputs = [
             tvm.runtime.tensor(a if a.dtype.kind in "iub" else a.astype(self.dtype)) for a in arrays
         ]
-        result = self._vm["main"](*inputs)
+        result = self._vm[self._function](*inputs)
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]
+
+
+def lower_reference(mod: tvm.IRModule, dtype: str) -> tuple[tvm.IRModule, str]:
+    """Lower a module unfused in the wider type; in its own where TVM has no wider form of an operator.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        The lowered module.
+    dtype : str
+        The type that it computes in.
+    """
+    wide = reference_type(dtype)
+    passes = [relax.transform.LegalizeOps(), _ParallelLoops()]
+    if wide == dtype:
+        return tvm.transform.Sequential(passes)(mod), dtype
+    try:
+        widen = [ConvertDtype(wide), WriteOutNorms(), *passes]
+        return tvm.transform.Sequential(widen)(mod), wide
+    except BUILD_ERRORS:  # quantisation, for one, is defined on float32 alone
+        return tvm.transform.Sequential(passes)(mod), dtype
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.ParallelReference")

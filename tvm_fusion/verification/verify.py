@@ -13,12 +13,13 @@ from ..build.inputs import make_inputs
 from ..build.model import build_module, lower_once
 from ..build.signature import TensorSpec, signature_of
 from ..compat import Constant, Target, ir, relax, structural_equal, structural_hash, tvm
-from ..errors import FusionError
+from ..errors import CompilerError
 from ..graph.relax import from_relax
 from ..planner.plan import Group, Plan, Rejection
 from ..targets import runnable
 from ..transform.fuse import apply_plan
 from ..transform.strip_fusion import is_group
+from .batch import join_modules
 from .reference import Reference, group_module
 from .report import Comparison, VerificationReport
 
@@ -83,19 +84,84 @@ def check_groups(
     where = runnable(target)
     annotated = apply_plan(mod, plan)
     calls = _group_calls(annotated)
-    seen: dict[Any, list[tuple[tvm.IRModule, Comparison]]] = {}
+    bodies = {g.id: group_module(annotated[g.id], calls[g.id]) for g in plan.groups}
+    twin = _twins(bodies)
+    distinct = [g for g in plan.groups if twin[g.id] == g.id]
+    sides = _compile_all(distinct, bodies, plan, where)
+    found: dict[str, Comparison] = {}
     out = []
     for i, group in enumerate(plan.groups):
-        body = group_module(annotated[group.id], calls[group.id])
-        twins = seen.setdefault(structural_hash(body), [])
-        known = next((c for m, c in twins if structural_equal(m, body)), None)
-        if known is None:
-            known = _check_group(body, group, plan, where, seed)
-            twins.append((body, known))
-        out.append(dataclasses.replace(known, name=group.id, nodes=group.nodes))
+        if group.id in sides:
+            found[group.id] = _check_group(group, plan, sides[group.id], seed)
+        out.append(dataclasses.replace(found[twin[group.id]], name=group.id, nodes=group.nodes))
         if progress:
             progress(i + 1, len(plan.groups) + 1)
     return tuple(out)
+
+
+def _twins(bodies: Mapping[str, tvm.IRModule]) -> dict[str, str]:
+    """For each group the first one of equal body and weights."""
+    seen: dict[Any, list[str]] = {}
+    out = {}
+    for name, body in bodies.items():
+        same = seen.setdefault(structural_hash(body), [])
+        out[name] = next((n for n in same if structural_equal(bodies[n], body)), name)
+        if out[name] == name:
+            same.append(name)
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """A group alone, fused and unfused, or what stopped it."""
+
+    fused: LoadedModel | None = None
+    reference: Reference | None = None
+    problem: str = ""
+
+
+def _compile_all(
+    groups: Sequence[Group], bodies: Mapping[str, tvm.IRModule], plan: Plan, target: Target
+) -> dict[str, _Side]:
+    """Compile every group alone, all in one run of the compiler; one by one if that fails."""
+    lowered, sides = {}, {}
+    for group in groups:
+        alone = dataclasses.replace(
+            plan, groups=(_renamed(group, bodies[group.id]),), rejected=(), ungrouped=()
+        )
+        mod, _, failures = lower_once(bodies[group.id], alone, target)
+        if failures:
+            sides[group.id] = _Side(problem=next(iter(failures.values())))
+        else:
+            lowered[group.id] = mod
+    try:
+        return sides | _compile_together(lowered, bodies, plan, target)
+    except CompilerError:
+        pass
+    for name, mod in lowered.items():
+        try:
+            sides |= _compile_together({name: mod}, bodies, plan, target)
+        except CompilerError as err:
+            sides[name] = _Side(problem=str(err))
+    return sides
+
+
+def _compile_together(
+    lowered: Mapping[str, tvm.IRModule],
+    bodies: Mapping[str, tvm.IRModule],
+    plan: Plan,
+    target: Target,
+) -> dict[str, _Side]:
+    if not lowered:
+        return {}
+    library = build_module(join_modules(lowered), target)
+    references = Reference.of_all({name: bodies[name] for name in lowered}, plan.dtype)
+    return {
+        name: _Side(
+            LoadedModel(library, signature_of(bodies[name], target), name), references[name]
+        )
+        for name in lowered
+    }
 
 
 def _group_calls(annotated: tvm.IRModule) -> dict[str, list[Any]]:
@@ -112,24 +178,12 @@ def _group_calls(annotated: tvm.IRModule) -> dict[str, list[Any]]:
     return out
 
 
-def _check_group(
-    body: tvm.IRModule, group: Group, plan: Plan, target: Target, seed: int
-) -> Comparison:
-    """Compile one group's body as a model of its own, fused by the same decision, and compare."""
+def _check_group(group: Group, plan: Plan, side: _Side, seed: int) -> Comparison:
+    """Compare one group."""
     tolerance = GROUP_TOLERANCE.get(plan.dtype, 0.0)
-    alone = dataclasses.replace(plan, groups=(_renamed(group, body),), rejected=(), ungrouped=())
-    try:
-        lowered, _, failures = lower_once(body, alone, target)
-        if failures:
-            (problem,) = failures.values()
-            return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=problem)
-        signature = signature_of(body, target)
-        fused = LoadedModel(build_module(lowered, target), signature)
-        return compare(
-            group.id, group.nodes, Reference(body, plan.dtype), fused, tolerance, 1, seed
-        )
-    except FusionError as err:
-        return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=str(err))
+    if side.fused is None or side.reference is None:
+        return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=side.problem)
+    return compare(group.id, group.nodes, side.reference, side.fused, tolerance, 1, seed)
 
 
 def _renamed(group: Group, body: tvm.IRModule) -> Group:

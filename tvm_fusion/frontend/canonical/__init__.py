@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...compat import tvm
-from ...errors import InvalidModelError
+from ...errors import InvalidModelError, UnsupportedOperatorError
 from .bind_weights import BindWeights
 from .compact_constants import CompactConstants
 from .convert_dtype import ConvertDtype
@@ -96,7 +96,15 @@ def canonicalize(
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]
     for transform in passes:
-        mod = transform(mod)
+        try:
+            mod = transform(mod)
+        except TypeError as error:
+            if not isinstance(transform, ConvertDtype):
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            raise UnsupportedOperatorError(
+                f"the model cannot be converted to {dtype}: {reason}"
+            ) from error
     if not bindings_of(mod["main"]):
         raise InvalidModelError(
             "the model computes nothing: every output is an input or a constant"
