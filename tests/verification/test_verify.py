@@ -14,6 +14,7 @@ from tvm_fusion.compat import relax, tvm
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.transform import schedule_groups
+from tvm_fusion.verification import verify
 from tvm_fusion.verification.reference import Reference
 from tvm_fusion.verification.verify import worst_element
 
@@ -148,3 +149,16 @@ def test_groups_of_integers_are_exact():
         builder.emit_func_output(y)
     report = tf.verify(builder.get(), "llvm", inputs=1)
     assert report.passed and len(report.comparisons) == 2
+
+
+def test_an_annotated_module_can_be_verified():
+    annotated = tf.transform.VerticalFusion(target="llvm")(chain())
+    report = tf.verify(annotated, "llvm", inputs=1)
+    assert report.passed and len(report.comparisons) == 3
+
+
+def test_a_narrow_model_that_rounds_too_much_unfused_too_is_no_failure(monkeypatch):
+    module = parallel_convs(2, channels=8, spatial=9, relu=True, dtype="float16", layout="NHWC")
+    monkeypatch.setitem(verify.MODEL_TOLERANCE, "float16", 1e-9)
+    (whole, *_) = tf.verify(module, "llvm", inputs=1).comparisons
+    assert whole.error > 1e-9 and whole.passed and whole.tolerance < 1e-2

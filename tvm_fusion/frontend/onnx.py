@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..compat import tvm
 from ..errors import FusionError, InvalidModelError
-from . import child, onnx_graph, onnx_native, onnx_rewrites
+from . import child, onnx_graph, onnx_native, onnx_refusals, onnx_rewrites
 from .canonical import canonicalize
 from .canonical.constants import MAX_FOLDED_BYTES
 
@@ -118,6 +118,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
         skeleton = _simplify(skeleton)
     graph = skeleton.graph
     onnx_graph.name_nodes(graph)
+    onnx_refusals.refuse_fractional_resize(graph)
     onnx_rewrites.settle_reshapes(graph)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)
