@@ -89,7 +89,7 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
             result = template.apply(named, target, False)
         except s_tir.ScheduleError as error:
             # A primitive refused: the function has a form that the template did not foresee, and a later one may fit.
-            _LOG.warning("template %s failed: %s", template.name, str(error).splitlines()[0])
+            _LOG.info("template %s failed: %s", template.name, str(error).splitlines()[0])
             continue
         if result is None:
             continue

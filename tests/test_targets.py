@@ -115,3 +115,8 @@ def test_bad_targets_are_one_sentence_that_says_what_is_accepted(given) -> None:
     with pytest.raises(TargetError, match=r'use "llvm"|use one of sm_70') as info:
         parse_target(given)
     assert "\n" not in str(info.value)
+
+
+def test_a_cpu_that_llvm_lacks_is_refused() -> None:
+    with pytest.raises(TargetError, match="LLVM knows no CPU 'zzz'"):
+        parse_target('{"kind":"llvm","mcpu":"zzz"}')

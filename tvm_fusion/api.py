@@ -10,6 +10,7 @@ from .build.model import compile_model
 from .build.resources import with_resources
 from .compat import Target, tvm
 from .config import FusionConfig
+from .errors import PlanError
 from .frontend.canonical import canonicalize
 from .planner.plan import Plan, Rejection
 from .targets import parse_target, runnable
@@ -106,6 +107,12 @@ def compile(
         If an argument is not usable, or, with ``strict``, a group fails.
     """
     resolved, canonical = parse_target(target), _canonical(mod)
+    if plan is not None and config is not None:
+        raise ValueError("give a plan or a configuration, not both: the plan holds the decisions")
+    if plan is not None and plan.target.kind != resolved.kind.name:
+        raise PlanError(
+            f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
+        )
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     return compile_model(
         canonical, resolved, plan=plan, config=config, strict=strict, checker=checker, model=name
@@ -113,7 +120,11 @@ def compile(
 
 
 def _canonical(mod: tvm.IRModule) -> tvm.IRModule:
-    """Clean a module up, unless it is annotated: then it has been, and the clean-up would inline its groups."""
+    """Clean a module up, unless it is annotated: then it has been, and its groups would be lost."""
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(
+            f"a model is a tvm.IRModule, not {type(mod).__name__}; import files with frontend.load"
+        )
     return mod if any(is_group(f) for f in mod.functions.values()) else canonicalize(mod)
 
 

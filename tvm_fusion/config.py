@@ -43,8 +43,10 @@ class FusionConfig:
             raise ValueError(
                 f"unknown strategy {unknown[0]!r}; choose from {', '.join(STRATEGIES)}"
             )
+        if not self.strategies:
+            raise ValueError(f"no strategy is given; choose from {', '.join(STRATEGIES)}")
         for field in ("max_depth", "max_members", "max_operators"):
-            if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
+            if type(getattr(self, field)) is not int or getattr(self, field) < 1:
                 raise ValueError(
                     f"{field} must be a positive integer, got {getattr(self, field)!r}"
                 )

@@ -143,7 +143,13 @@ def _complete(config: dict[str, Any]) -> Target:
         }
     kind = config.get("kind")
     if kind == "llvm":
-        return _make(config)
+        target = _make(config)
+        cpu, triple = config.get("mcpu"), str(target.attrs.get("mtriple", ""))
+        if cpu and not codegen.llvm_is_valid_cpu(cpu, triple or codegen.llvm_get_system_triple()):
+            raise TargetError(
+                f"LLVM knows no CPU {cpu!r}; leave mcpu out, or name one that it knows"
+            )
+        return target
     if kind != "cuda":
         raise TargetError(f"target kind {kind!r} is not served; {_FORMS}")
     arch = config["arch"] if "arch" in config else _present_arch()

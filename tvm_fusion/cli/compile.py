@@ -42,7 +42,7 @@ def compile_model(
             module,
             target,
             plan=decided,
-            config=config,
+            config=config if decided is None else None,
             strict=strict,
             verify=not no_verify,
             name=options.name,

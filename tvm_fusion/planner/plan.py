@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..config import STRATEGIES
 from ..errors import PlanError
 from ..graph.dataflow import DTYPE_BYTES
+from ..strategies.horizontal import FORMS
 from .schema import read
 
 #: Version of the JSON schema.
@@ -210,6 +212,17 @@ class Plan:
             if not re.fullmatch(r"[A-Za-z_]\w*", group.id) or group.id == "main":
                 raise PlanError(
                     f"{group.id!r} cannot be the id of a group; use one like fused_vertical_0"
+                )
+            if group.strategy not in STRATEGIES:
+                raise PlanError(
+                    f"the plan's {group.id} has the unknown strategy {group.strategy!r}; plan again"
+                )
+            if (
+                set(group.options) - {"form", "join"}
+                or group.options.get("form", FORMS[0]) not in FORMS
+            ):
+                raise PlanError(
+                    f"the plan's {group.id} has the unknown options {dict(group.options)}; plan again"
                 )
             if ids.count(group.id) > 1:
                 raise PlanError(f"the plan has two groups of the id {group.id!r}; plan again")

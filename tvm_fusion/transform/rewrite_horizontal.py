@@ -143,7 +143,8 @@ def make_constant(array: np.ndarray, dtype: str) -> Constant:
         import ml_dtypes  # numpy has no bfloat16; TVM depends on this package for it
 
         return relax.const(array.astype(ml_dtypes.bfloat16), dtype)
-    return relax.const(array.astype(dtype), dtype)
+    with np.errstate(over="ignore"):  # beyond the type's range is infinite, as in the model
+        return relax.const(array.astype(dtype), dtype)
 
 
 def _emit_collapsed(group: _Group) -> None:

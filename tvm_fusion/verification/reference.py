@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..build.inputs import numpy_dtype
 from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm
 from ..frontend.canonical.convert_dtype import ConvertDtype
+from ..transform.legalize import legalize
 from ..transform.rename import Substitute
 from .batch import join_modules
 from .plain_norms import WriteOutNorms
@@ -36,10 +38,16 @@ class Reference:
         Module with one canonical function ``main``.
     dtype : str
         The model's type; `reference_type` of it is computed with.
+    widen : bool
+        False computes in the model's own type, with sums in float32: what rounding between the
+        operators alone does.
     """
 
-    def __init__(self, mod: tvm.IRModule, dtype: str) -> None:
-        lowered, self.dtype = lower_reference(mod, dtype)
+    def __init__(self, mod: tvm.IRModule, dtype: str, *, widen: bool = True) -> None:
+        if widen:
+            lowered, self.dtype = lower_reference(mod, dtype)
+        else:
+            lowered, self.dtype = _ParallelLoops()(legalize(mod)), dtype
         self._function = "main"
         self._vm: Any = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
 
@@ -58,7 +66,8 @@ class Reference:
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Compute the outputs, in the wider type."""
         inputs = [
-            tvm.runtime.tensor(a if a.dtype.kind in "iub" else a.astype(self.dtype)) for a in arrays
+            tvm.runtime.tensor(a if a.dtype.kind in "iub" else a.astype(numpy_dtype(self.dtype)))
+            for a in arrays
         ]
         result = self._vm[self._function](*inputs)
         return [r.numpy() for r in ([result] if hasattr(result, "numpy") else result)]

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..build.executable import CompiledModel, LoadedModel
-from ..build.inputs import make_inputs
-from ..build.model import build_module, compile_model, lower_once, unfused_plan
-from ..build.signature import TensorSpec, signature_of
+from ..build.inputs import make_inputs, numpy_dtype
+from ..build.model import build_module, lower_once
+from ..build.signature import Signature, TensorSpec, signature_of
 from ..compat import Constant, Target, ir, relax, structural_equal, structural_hash, tvm
 from ..errors import CompilerError
 from ..graph.relax import from_relax
 from ..planner.plan import Group, Plan, Rejection
 from ..targets import runnable
 from ..transform.fuse import apply_plan
+from ..transform.legalize import NARROW_TYPES
 from ..transform.strip_fusion import is_group, strip
 from .batch import join_modules
 from .reference import Reference, group_module
@@ -30,8 +31,9 @@ GROUP_TOLERANCE: Mapping[str, float] = {"float32": 1e-5, "float16": 4e-3, "bfloa
 #: Whole models: rounding adds up over the layers.
 MODEL_TOLERANCE: Mapping[str, float] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
-#: How much more than the unfused model a fused one may differ where both exceed the tolerance.
-_SLACK = 1.5
+#: How much more than the unfused model a fused one may differ where rounding between the operators alone exceeds the
+#: tolerance, and how often the tolerance that may be at most.
+_SLACK, _MOST = 1.5, 5.0
 
 Progress = Callable[[int, int], None]
 
@@ -66,12 +68,16 @@ def verify_module(
     groups = check_groups(flat, plan, compiled.target, seed=seed, progress=progress)
     reference = Reference(flat, plan.dtype)
     tolerance = MODEL_TOLERANCE.get(plan.dtype, 0.0)
-    whole = compare("model", (), reference, compiled, tolerance, inputs, seed)
-    if not whole.passed:
-        # Deep models in narrow types round too much, fused or not: what counts is that fusing adds nothing.
-        unfused = compile_model(flat, compiled.target, plan=unfused_plan(plan))
-        inherent = compare("unfused", (), reference, unfused, tolerance, inputs, seed)
-        whole = dataclasses.replace(whole, tolerance=max(tolerance, _SLACK * inherent.error))
+    whole = compare("model", (), reference, compiled, compiled.signature, tolerance, inputs, seed)
+    if not whole.passed and plan.dtype in NARROW_TYPES:
+        # Deep models in narrow types round much, fused or not: what counts is that fusing adds little.
+        rounded = Reference(flat, plan.dtype, widen=False)
+        inherent = compare(
+            "rounded", (), reference, rounded, compiled.signature, tolerance, inputs, seed
+        )
+        if np.isfinite(inherent.error):
+            allowed = min(_SLACK * inherent.error, _MOST * tolerance)
+            whole = dataclasses.replace(whole, tolerance=max(tolerance, allowed))
     if progress:
         progress(len(groups) + 1, len(groups) + 1)
     return VerificationReport((whole, *groups))
@@ -192,7 +198,9 @@ def _check_group(group: Group, plan: Plan, side: _Side, seed: int) -> Comparison
     tolerance = GROUP_TOLERANCE.get(plan.dtype, 0.0)
     if side.fused is None or side.reference is None:
         return Comparison(group.id, group.nodes, float("inf"), tolerance, problem=side.problem)
-    return compare(group.id, group.nodes, side.reference, side.fused, tolerance, 1, seed)
+    return compare(
+        group.id, group.nodes, side.reference, side.fused, side.fused.signature, tolerance, 1, seed
+    )
 
 
 def _renamed(group: Group, body: tvm.IRModule) -> Group:
@@ -207,16 +215,17 @@ def compare(
     name: str,
     nodes: Sequence[str],
     reference: Callable[..., list[np.ndarray]],
-    fused: LoadedModel,
+    fused: Callable[..., list[np.ndarray]],
+    signature: Signature,
     tolerance: float,
     count: int,
     seed: int,
 ) -> Comparison:
     """Run both on the same inputs and keep the worst element."""
     worst, where, done = 0.0, "", 0
-    for arrays in make_inputs(fused.signature.inputs, count, seed):
+    for arrays in make_inputs(signature.inputs, count, seed):
         done += 1
-        pairs = zip(fused.signature.outputs, fused(*arrays), reference(*arrays), strict=True)
+        pairs = zip(signature.outputs, fused(*arrays), reference(*arrays), strict=True)
         for spec, got, wanted in pairs:
             error, text = worst_element(spec, got, wanted)
             if not error <= worst:
@@ -227,11 +236,15 @@ def compare(
 def worst_element(spec: TensorSpec, got: np.ndarray, wanted: np.ndarray) -> tuple[float, str]:
     """Largest difference relative to the largest reference value, and where it is.
 
-    A NaN or infinity that the reference has too counts as equal.
+    A NaN or infinity that the reference has too counts as equal, and so does an infinity where the reference is beyond
+    the range of the output's type.
     """
     if got.size == 0:
         return 0.0, ""
     got, wanted = got.astype("float64"), wanted.astype("float64")
+    with np.errstate(over="ignore"):
+        beyond = np.isinf(wanted.astype(numpy_dtype(spec.dtype)).astype("float64"))
+    wanted = np.where(beyond, np.copysign(np.inf, wanted), wanted)
     with np.errstate(invalid="ignore"):
         same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
         difference = np.where(same, 0.0, np.abs(got - wanted))
