@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # PyPI's torch for Linux carries CUDA (several GB); name a CPU build here if pip finds one.
 TORCH ?= torch==2.13.0
+# Test processes: each takes up to 6 GiB on the largest models.
+WORKERS ?= 2
 # Extra arguments for pytest, as in: make test ARGS="tests/cli -x"
 ARGS ?=
 
@@ -38,10 +40,10 @@ demo: $(VENV)/installed
 	$(BIN)/python benchmarks/demo.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-full: $(VENV)/installed-torch
-	$(BIN)/python -m pytest --slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --slow $(ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
