@@ -7,10 +7,10 @@ TVM renames much at each release (``tir`` became ``tirx`` and ``s_tir``, ``struc
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -29,7 +29,6 @@ __all__ = [
     "PyExprMutator",
     "Target",
     "codegen",
-    "import_tensor_intrinsics",
     "ir",
     "mutator",
     "relax",
@@ -42,6 +41,7 @@ __all__ = [
     "topi",
     "tvm",
     "update_type",
+    "with_functions",
 ]
 
 # An exception that a pass raises crosses TVM's C++ code, which keeps the type of registered ones
@@ -52,44 +52,6 @@ for _error in vars(errors).values():
 
 structural_equal = tvm_ffi.structural_equal
 structural_hash = tvm_ffi.structural_hash
-
-
-@contextlib.contextmanager
-def _stack_without_source() -> Iterator[None]:
-    """Replace ``inspect.stack`` by one that reads no source lines.
-
-    Every ``@T.prim_func`` of TVM's intrinsic library calls ``inspect.stack()``, whose reading of
-    source context makes the import take 20 to 75 s; without it the import takes about 5 s.
-    """
-
-    def stack(context: int = 1) -> list[inspect.FrameInfo]:
-        frame, out = sys._getframe(1), []
-        while frame:
-            out.append(
-                inspect.FrameInfo(
-                    frame,
-                    frame.f_code.co_filename,
-                    frame.f_lineno,
-                    frame.f_code.co_name,
-                    None,
-                    None,
-                )
-            )
-            frame = frame.f_back
-        return out
-
-    real, inspect.stack = inspect.stack, stack
-    try:
-        yield
-    finally:
-        inspect.stack = real
-
-
-def import_tensor_intrinsics() -> None:
-    """Register TVM's tensor intrinsics (a no-op when they are registered already)."""
-    if "tvm.s_tir.tensor_intrin" not in sys.modules:
-        with _stack_without_source():
-            import tvm.s_tir.tensor_intrin  # noqa: F401
 
 
 @contextlib.contextmanager
@@ -108,3 +70,9 @@ def silent_native() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def with_functions(mod: tvm.IRModule, functions: Mapping[Any, Any] | None = None) -> tvm.IRModule:
+    """Return a new module with a module's attributes and other functions (its own when absent)."""
+    kept = dict(mod.functions.items()) if functions is None else dict(functions)
+    return tvm.IRModule(kept, attrs=dict(mod.attrs.items()) if mod.attrs else {})

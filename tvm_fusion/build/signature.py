@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..compat import Target, ir, relax, tirx, tvm
+from ..compat import Target, ir, relax, tirx, tvm, with_functions
 from ..errors import InvalidModelError
 from .library import load_library
 
@@ -76,9 +76,7 @@ def _extent(dim: Any) -> int | str:
 
 def with_signature(mod: tvm.IRModule, signature: Signature) -> tvm.IRModule:
     """Add the function that returns the signature to a module that is about to be compiled."""
-    out = tvm.IRModule(
-        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
-    )
+    out = with_functions(mod)
     text = ir.StringImm(signature.to_json())
     var = relax.Var("signature", relax.ObjectType())
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(var, text)])], var)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..compat import ir, relax, tvm, update_type
+from ..compat import ir, relax, tvm, update_type, with_functions
 from ..graph.relax import RelaxGraph
 from ..strategies.base import Proposal
 from .rename import LiftConstants
@@ -69,13 +69,9 @@ def annotate(
     attrs = {**(dict(func.attrs.items()) if func.attrs else {}), ORDER: order}
     body = relax.SeqExpr([relax.DataflowBlock(out)], func.body.body)
     main = relax.Function(func.params, body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs))
-    result = tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=_module_attrs(mod))
+    result = with_functions(mod, {**dict(mod.functions.items()), **functions})
     result.update_func(mod.get_global_var(func_name), main)
     return relax.transform.Normalize()(result)
-
-
-def _module_attrs(mod: tvm.IRModule) -> dict[str, Any]:
-    return dict(mod.attrs.items()) if mod.attrs else {}
 
 
 def _units(

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..compat import PyExprMutator, ir, mutator, relax, structural_equal, structural_hash, tirx, tvm
+from ..compat import (
+    PyExprMutator,
+    ir,
+    mutator,
+    relax,
+    structural_equal,
+    structural_hash,
+    tirx,
+    tvm,
+    with_functions,
+)
 from .annotate import ORDER
 from .legalize import legalize
 from .rewrite_horizontal import rewrite_horizontal
@@ -58,9 +68,7 @@ def _rewrite_groups(mod: tvm.IRModule) -> tvm.IRModule:
         bindings.append(relax.VarBinding(binding.var, value))
     attrs = {k: v for k, v in (func.attrs.items() if func.attrs else ()) if k != ORDER}
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-    out = tvm.IRModule(
-        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
-    )
+    out = with_functions(mod)
     new_main = relax.Function(func.params, body, func.ret_ty, func.is_pure, ir.DictAttrs(attrs))
     out.update_func(out.get_global_var("main"), new_main)
     return relax.transform.Normalize()(out)
@@ -109,7 +117,7 @@ def share_equal_kernels(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]
         for gv, f in mod.functions.items()
         if gv.name_hint not in aliases
     }
-    out = tvm.IRModule(functions, attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    out = with_functions(mod, functions)
     return out, {name: gv.name_hint for name, gv in aliases.items()}
 
 

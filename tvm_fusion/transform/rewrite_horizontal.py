@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type
+from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type, with_functions
 from ..errors import LoweringError
 from ..graph.relax import RelaxGraph, from_function
 from ..strategies.branches import Branch
@@ -72,7 +72,7 @@ def rewrite_horizontal(
     }
     out_gv = ir.GlobalVar(gv.name_hint)
     update_type(out_gv, lifted.ty)
-    new = tvm.IRModule({**kept, out_gv: lifted}, attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    new = with_functions(mod, {**kept, out_gv: lifted})
     return new, relax.Call(out_gv, [*inputs, *constants])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..compat import Target, relax, tirx, tvm
+from ..compat import Target, relax, tirx, tvm, with_functions
 from ..errors import LoweringError
 from ..schedules import schedule
 from ..targets import parse_target
@@ -59,9 +59,7 @@ def schedule_functions(
     failures : dict of str to str
         Message by name of each group that could not become one kernel.
     """
-    out = tvm.IRModule(
-        dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
-    )
+    out = with_functions(mod)
     failures: dict[str, str] = {}
     for gv, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc) or _is_done(func) or gv.name_hint in default:

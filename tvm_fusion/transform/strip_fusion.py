@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import ir, relax, tvm
+from ..compat import ir, relax, tvm, with_functions
 from .annotate import ORDER
 from .rename import Substitute
 
@@ -82,7 +82,7 @@ def strip(mod: tvm.IRModule, func_name: str = "main") -> tuple[tvm.IRModule, lis
     kept_attrs = ir.DictAttrs(attrs) if attrs else None
     main = relax.Function(func.params, body, func.ret_ty, func.is_pure, kept_attrs)
     kept = {gv: f for gv, f in mod.functions.items() if gv not in groups}
-    result = tvm.IRModule(kept, attrs=dict(mod.attrs.items()) if mod.attrs else {})
+    result = with_functions(mod, kept)
     result.update_func(mod.get_global_var(func_name), main)
     return relax.transform.Normalize()(result), found
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import PyExprMutator, ir, mutator, relax, tvm
+from ..compat import PyExprMutator, ir, mutator, relax, tvm, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.WriteOutNorms")
@@ -15,9 +15,7 @@ class WriteOutNorms:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every Relax function."""
-        out = tvm.IRModule(
-            dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
-        )
+        out = with_functions(mod)
         for gv, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 out.update_func(gv, _WriteOut().visit_expr(func))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..build.inputs import numpy_dtype
 from ..build.model import BUILD_ERRORS
-from ..compat import ir, relax, s_tir, tirx, tvm
+from ..compat import ir, relax, s_tir, tirx, tvm, with_functions
 from ..frontend.canonical.convert_dtype import ConvertDtype
 from ..transform.legalize import legalize
 from ..transform.rename import Substitute
@@ -99,9 +99,7 @@ class _ParallelLoops:
     """Run the outer spatial loops of every block in parallel: same arithmetic in the same order, less waiting."""
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        out = tvm.IRModule(
-            dict(mod.functions.items()), attrs=dict(mod.attrs.items()) if mod.attrs else {}
-        )
+        out = with_functions(mod)
         for gv, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and not relax.analysis.has_reshape_pattern(func):
                 out.update_func(gv, _parallel(func))
