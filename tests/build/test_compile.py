@@ -287,3 +287,32 @@ def test_an_output_that_is_no_file_is_left_alone(tmp_path):
     with pytest.raises(FileNotFoundError):
         compiled.export(tmp_path / "no" / "model.so")
     assert list(tmp_path.iterdir()) == []
+
+
+def norm_relu_branches(join):
+    """Independent batch norm + ReLU branches, as a model has them: the norm not yet decomposed."""
+    b = ModuleBuilder()
+    branches = []
+    for i in range(3):
+        x = b.input(f"x{i}", (1, 8, 15, 15))
+        stats = [b.const(8), b.const(8), b.const(8), b.array(np.linspace(0.5, 2, 8))]
+        norm = b.op(f"bn{i}", relax.op.nn.batch_norm(x, *stats, axis=1, training=False))
+        branches.append(b.relu(f"relu{i}", b.op(f"bn{i}", relax.TupleGetItem(norm, 0))))
+    if not join:
+        return b.finish(*branches)
+    return b.finish(b.add("s2", b.add("s1", branches[0], branches[1]), branches[2]))
+
+
+@pytest.mark.parametrize(("join", "form"), [(False, "partitioned"), (True, "elementwise")])
+def test_norm_and_relu_branches_are_one_launch(join, form):
+    module = norm_relu_branches(join)
+    plan = tf.plan(module, "cuda:sm_80")
+    assert [(g.options["form"], g.members) for g in plan.groups] == [(form, 3)]
+    assert plan.totals.launches_after == 1
+    assert tf.verify(module, "llvm", inputs=1).passed
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("join", [False, True])
+def test_norm_and_relu_branches_are_one_cuda_kernel(join):
+    assert len(tf.compile(norm_relu_branches(join), "cuda:sm_80").cuda_kernels()) == 1
