@@ -23,6 +23,9 @@ _CHEAP = {
     "tirx.shift_right",
 }
 
+#: Reads of an element up to which arithmetic is repeated rather than stored: a small pooling window.
+_FEW = 4
+
 
 def schedule_stages(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     """Schedule every stage of a function; None when the function is not in block form or has symbolic extents."""
@@ -99,6 +102,12 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
         # float16 (a conversion, which can be a call) from memory.
         padding = any(call.op.name == "tirx.if_then_else" for call in calls)
         costly = padding or widens(sch.get(block.handle).body)
+        rereads = any(
+            consumer.is_reduction and _reads_per_element(block, consumer) > _FEW
+            for consumer in consumers
+        )
+        if rereads and _computes(sch.get(block.handle).body):
+            return False  # a prologue is computed once, ahead of the convolution
         return not costly or not any(consumer.is_reduction for consumer in consumers)
     size = block.extent(block.spatial)
     return (
@@ -106,6 +115,18 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
         and not consumers[0].is_reduction
         and consumers[0].extent(consumers[0].spatial) <= size
     )
+
+
+def _reads_per_element(block: Block, consumer: Block) -> float:
+    """How often a reduction reads each element of what a block writes."""
+    reads = consumer.extent((*consumer.spatial, *consumer.reduced))
+    return reads / max(block.extent(block.spatial), 1)
+
+
+def _computes(body: tirx.Stmt) -> bool:
+    """Whether a block does arithmetic on floating values (that on its indices does not count)."""
+    kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+    return any("float" in str(node.ty) for kind in kinds for node in nodes_of(body, kind))
 
 
 def _schedule_one(sch: s_tir.Schedule, info: Structure, block: Block, width: int) -> s_tir.Schedule:

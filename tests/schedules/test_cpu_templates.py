@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tvm_fusion.schedules import registry
-from tvm_fusion.schedules.analysis import nodes_of
+from tvm_fusion.schedules.analysis import nodes_of, structure
 from tvm_fusion.schedules.cpu.narrow import widen_operands
 from tvm_fusion.schedules.cpu.templates import (
     CpuContraction,
@@ -341,3 +341,17 @@ def test_float32_functions_are_not_widened():
     _, shapes, make = CASES["conv_residual"]
     func = group_function(group_module(shapes, "float32", make))
     assert widen_operands(func).same_as(func)
+
+
+def affine_prologue(builder, x, scale, w):
+    value = builder.emit(op.nn.relu(builder.emit(op.multiply(x, scale))))
+    return builder.emit(op.nn.conv2d(value, w))
+
+
+def test_a_prologue_is_computed_once_and_not_for_every_filter():
+    shapes = ((1, 16, 9, 9), (1, 16, 1, 1), (32, 16, 1, 1))
+    func = group_function(group_module(shapes, "float32", affine_prologue))
+    sch = CpuContraction().apply(func, LLVM)
+    updates = [str(sch.get(block.handle).body) for block in structure(sch).reductions]
+    assert updates and not any("T.max" in update for update in updates)
+    assert "T.max" in sch.mod.script()
