@@ -131,7 +131,7 @@ def _canonical(mod: tvm.IRModule) -> tvm.IRModule:
 def _wrong_groups(
     mod: tvm.IRModule, plan: Plan, target: Target, progress: Progress | None
 ) -> Mapping[str, Rejection]:
-    return refusals_of(check_groups(mod, plan, target, progress=progress))
+    return refusals_of(check_groups(mod, plan, target, progress=progress), plan)
 
 
 def verify(

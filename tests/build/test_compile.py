@@ -134,6 +134,8 @@ def test_a_group_without_a_template_is_left_out(monkeypatch):
     assert [g.id for g in compiled.plan.groups] == ["fused_vertical_0"]
     assert compiled.plan.rejected[-1].reason == "no_template"
     assert compiled.plan.totals.launches_after == 1 + 4
+    dropped = {u.node: u.reason for u in compiled.plan.ungrouped}
+    assert dropped == dict.fromkeys(("c2", "b2", "add", "r2"), "no_template")
     with pytest.raises(LoweringError, match="left unfused"):
         tf.compile(module, "llvm", verify=False, strict=True)
 

@@ -11,7 +11,7 @@ from ..compat import Target, ir, relax, tirx, tvm
 from ..config import FusionConfig
 from ..errors import CompilerError, LoweringError
 from ..pipeline import before_lowering, build_pipeline
-from ..planner.plan import Plan, Rejection
+from ..planner.plan import Plan, Rejection, Ungrouped
 from ..transform.fuse import apply_plan, plan_module
 from ..transform.lower_groups import lower_groups
 from ..transform.schedule_groups import TEMPLATE, schedule_functions
@@ -211,10 +211,12 @@ def _refusal(plan: Plan, group_id: str, message: str) -> Rejection:
 
 
 def drop_groups(plan: Plan, refusals: Mapping[str, Rejection]) -> Plan:
-    """Return a plan without some groups, their refusals added and the totals adjusted."""
-    totals = plan.totals
-    for group_id in refusals:
+    """Return a plan without some groups: refused, their operators ungrouped, the totals adjusted."""
+    totals, alone = plan.totals, []
+    for group_id, refusal in refusals.items():
         g = plan.group(group_id)
+        pairs = zip(g.nodes, g.operators, strict=True)
+        alone += [Ungrouped(node, op, refusal.reason) for node, op in pairs]
         totals = dataclasses.replace(
             totals,
             launches_after=totals.launches_after + g.launches_before - g.launches_after,
@@ -228,6 +230,7 @@ def drop_groups(plan: Plan, refusals: Mapping[str, Rejection]) -> Plan:
         plan,
         groups=tuple(g for g in plan.groups if g.id not in refusals),
         rejected=(*plan.rejected, *refusals.values()),
+        ungrouped=(*plan.ungrouped, *alone),
         totals=totals,
     )
 

@@ -257,13 +257,20 @@ def worst_element(spec: TensorSpec, got: np.ndarray, wanted: np.ndarray) -> tupl
     return float(difference[index]) / scale, text
 
 
-def refusals_of(comparisons: Iterable[Comparison]) -> dict[str, Rejection]:
-    """Turn failed comparisons into refusals by group id."""
+def refusals_of(comparisons: Iterable[Comparison], plan: Plan) -> dict[str, Rejection]:
+    """Turn failed comparisons of a plan's groups into refusals by group id."""
     out = {}
     for c in comparisons:
-        if not c.passed:
-            numbers = {"error": c.error, "tolerance": c.tolerance}
-            detail = c.problem or f"its result differs from the unfused one: {c.worst}"
-            reason = "no_template" if c.problem else "numerics"
-            out[c.name] = Rejection("vertical", c.nodes, "illegal", reason, numbers, detail)
+        if c.passed:
+            continue
+        strategy = plan.group(c.name).strategy
+        if c.problem:
+            refusal = Rejection(strategy, c.nodes, "unsupported", "no_template", {}, c.problem)
+        else:
+            # JSON has no infinity.
+            error = c.error if np.isfinite(c.error) else str(c.error)
+            numbers = {"error": error, "tolerance": c.tolerance}
+            detail = f"its result differs from the unfused one: {c.worst}"
+            refusal = Rejection(strategy, c.nodes, "illegal", "numerics", numbers, detail)
+        out[c.name] = refusal
     return out
