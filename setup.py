@@ -26,6 +26,7 @@ REQUIRES = [
     "psutil",
     "typer>=0.15",
     "rich",
+    "jinja2>=3",
 ]
 
 EXTRAS = {
@@ -108,7 +109,7 @@ setup(
         *(f"tvm_fusion.schedules.{name}" for name in find_packages("schedules")),
     ],
     package_dir={"tvm_fusion.schedules": "schedules"},
-    package_data={"tvm_fusion": ["py.typed"]},
+    package_data={"tvm_fusion": ["py.typed"], "tvm_fusion.report": ["templates/*"]},
     ext_modules=[Extension("tvm_fusion._core", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
     entry_points={"console_scripts": ["tvm-fusion = tvm_fusion.cli:main"]},

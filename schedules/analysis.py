@@ -357,28 +357,54 @@ def shared_bytes(func: tirx.PrimFunc) -> int:
     return _allocated(func)[0]
 
 
+def planned_shared_bytes(func: tirx.PrimFunc) -> int:
+    """Return the static shared memory in bytes of a scheduled function once TVM lets its buffers share space.
+
+    Buffers that are never in use at the same time (slices of anchors that run one after the other) get one place.
+    """
+    mod = tvm.IRModule({"main": func})
+    passes = [
+        *_COMPACTION,
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.VectorizeLoop(),
+        tirx.transform.StorageRewrite(),
+    ]
+    lowered = tvm.transform.Sequential(passes)(mod)["main"]
+    allocated = [node.buffer for node in nodes_of(lowered.body, tirx.AllocBuffer)]
+    return sum(_buffer_bytes(buffer) for buffer in allocated if buffer.scope().startswith("shared"))
+
+
 def local_bytes(func: tirx.PrimFunc) -> int:
     """Return the bytes of the per-thread buffers of a scheduled function."""
     return _allocated(func)[1]
 
 
+#: The head of TVM's lowering: every buffer is allocated where it is used, as large as it is used.
+_COMPACTION = (
+    s_tir.transform.LowerCrossThreadReduction(),
+    s_tir.transform.LowerInitBlock(),
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+    s_tir.transform.ConvertBlocksToOpaque(),
+    s_tir.transform.CompactBufferAllocation(),
+)
+
+
 def _allocated(func: tirx.PrimFunc) -> tuple[int, int]:
-    mod = tvm.IRModule({"main": func})
-    passes = [
-        s_tir.transform.LowerCrossThreadReduction(),
-        s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-        s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
-    ]
-    lowered = tvm.transform.Sequential(passes)(mod)["main"]
+    lowered = tvm.transform.Sequential(_COMPACTION)(tvm.IRModule({"main": func}))["main"]
     shared = local = 0
     for block in nodes_of(lowered.body, s_tir.SBlock):
         for buffer in block.alloc_buffers:
-            sizes = [_static(extent) for extent in buffer.shape]
-            size = math.inf if None in sizes else math.prod(sizes) * dtype_bytes(str(buffer.dtype))
             if buffer.scope().startswith("shared"):
-                shared += size
+                shared += _buffer_bytes(buffer)
             elif buffer.scope() == "local":
-                local += size
+                local += _buffer_bytes(buffer)
     return shared, local
+
+
+def _buffer_bytes(buffer: tirx.Buffer) -> int | float:
+    """Size of a buffer in bytes, infinite where symbolic."""
+    sizes = [_static(extent) for extent in buffer.shape]
+    return math.inf if None in sizes else math.prod(sizes) * dtype_bytes(str(buffer.dtype))

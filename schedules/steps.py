@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 
-from ..compat import s_tir, tirx
-from .analysis import Structure, root_block, structure
+import tvm_ffi
+
+from ..compat import s_tir, tirx, tvm
+from .analysis import Block, Structure, nodes_of, root_block, structure
 
 LoopRV = s_tir.schedule.LoopRV
 SBlockRV = s_tir.schedule.SBlockRV
 
 #: Loads of a thread in flight together when a block fills shared memory.
 _BATCH = 4
+
+#: Statements of an innermost body that may be unrolled; more only costs instruction cache and compile time.
+_UNROLL = 256
+
+
+def with_simple_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Simplify the quotients and remainders of an unscheduled function's elementwise blocks.
+
+    A reshape that only adds axes is lowered to quotients and remainders, which hide that it moves nothing. Other blocks
+    stay as they are: simplified throughout, iterators of extent one would vanish, which schedule primitives refuse.
+    """
+    simple = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": func}))["main"]
+    found = {block.name_hint: block for block in nodes_of(simple.body, s_tir.SBlock)}
+
+    def replace(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        block = realize.block
+        spatial = all(i.iter_type == tirx.IterVar.DataPar for i in block.iter_vars)
+        quotients = nodes_of(block.body, tirx.FloorDiv) or nodes_of(block.body, tirx.FloorMod)
+        if not (block.iter_vars and spatial and quotients):
+            return realize
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, found[block.name_hint])
+
+    return tvm_ffi.structural_map(func, (s_tir.SBlockRealize, replace))
 
 
 def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structure:
@@ -143,6 +169,93 @@ def copy_together(
     return True
 
 
+def accumulate_in_registers(
+    sch: s_tir.Schedule,
+    block: Block,
+    thread: LoopRV,
+    levels: Sequence[Sequence[int]],
+    registers: int,
+) -> list[LoopRV]:
+    """Move a sum into the registers of a thread, its reduction cut into slices and slices of slices.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule, changed in place.
+    block : Block
+        The sum.
+    thread : LoopRV
+        Loop of the threads, inside which it is computed.
+    levels : sequence of sequence of int
+        Per level, the largest slices first, and per reduction iterator, the part that a slice holds.
+    registers : int
+        Sums of a thread.
+
+    Returns
+    -------
+    list of LoopRV
+        For each level the loop over its slices.
+    """
+    handle = block.handle
+    sch.set_scope(handle, 0, "local")
+    sch.compute_at(handle, thread, preserve_unit_loops=True)
+    loops = sch.get_loops(handle)[-len(block.extents) :]
+    spatial = [loops[i] for i in block.spatial]
+    nest: list[list[LoopRV]] = [[] for _ in range(len(levels) + 1)]
+    for place, number in enumerate(block.reduced):
+        rest = loops[number]
+        for depth, steps in enumerate(levels):
+            outer, rest = sch.split(rest, [None, steps[place]])
+            nest[depth].append(outer)
+        nest[-1].append(rest)
+    # The channels of a slice outside, the window inside: neighbours in a window share addresses.
+    inner = sorted(nest.pop(), key=lambda loop: -int(sch.get(loop).extent))
+    sch.reorder(*[loop for part in nest for loop in part], *inner, *spatial)
+    slices = [fuse_loops(sch, part) for part in nest]
+    unroll(sch, spatial)
+    body = registers
+    for loop in reversed(inner):
+        body *= int(sch.get(loop).extent)
+        if body > _UNROLL:
+            break
+        sch.unroll(loop)
+    return slices
+
+
+def unroll(sch: s_tir.Schedule, loops: Iterable[LoopRV]) -> None:
+    """Unroll loops over registers: an indexed register would live in memory."""
+    for loop in loops:
+        sch.unroll(loop)
+
+
+def read_in_order(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Let a copying block walk the memory that it reads: neighbouring iterations then read neighbouring addresses.
+
+    To be called before ``compute_at``, which makes loops anew in the order of the block's iterators. A transposed
+    weight is otherwise read with a stride.
+    """
+    body = sch.get(block)
+    if not body.reads:
+        return
+    source = max(body.reads, key=lambda region: math.prod(map(_extent_of, region.source.ty.shape)))
+    number = {iter_var.var.__chandle__(): i for i, iter_var in enumerate(body.iter_vars)}
+    used = [
+        number[var.__chandle__()]
+        for dim in source.region
+        for var in nodes_of(dim.min, tirx.Var)
+        if var.__chandle__() in number
+    ]
+    order = list(dict.fromkeys(used))
+    order = [i for i in range(len(number)) if i not in order] + order
+    if order != sorted(order):
+        sch.reorder_block_iter_var(block, order)
+
+
+def _extent_of(extent: tirx.PrimExpr) -> int:
+    return int(extent) if isinstance(extent, tirx.IntImm) else 0
+
+
+
 def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> None:
     """Give every thread one element of each output, and all that the element needs.
 
@@ -168,6 +281,43 @@ def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> Non
             for index in range(len(block.writes)):
                 sch.set_scope(block.handle, index, "local")
             sch.compute_at(block.handle, lane, preserve_unit_loops=True)
+
+
+def guarded(
+    sch: s_tir.Schedule, guards: Sequence[tuple[SBlockRV, LoopRV, LoopRV, int]]
+) -> tirx.PrimFunc:
+    """Finish a schedule in which threads without work should not compute what only their neighbours need.
+
+    ``compute_at`` gives a block that is moved below a loop over threads the work of all of them, idle ones included.
+    That is right, but it reads and keeps more than is needed.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    guards : sequence of (block, outer loop, thread loop, extent)
+        Blocks without blocks of their own, inside both loops; they run where the loops' position is below the extent.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        The scheduled function.
+    """
+    conditions = {}
+    for block, outer, lane, extent in guards:
+        outside, inside = sch.get(outer), sch.get(lane)
+        if int(outside.extent) * int(inside.extent) != extent:
+            place = outside.loop_var * inside.extent + inside.loop_var
+            conditions[sch.get(block).__chandle__()] = place < tirx.IntImm(place.ty, extent)
+
+    def guard(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        condition = conditions.get(realize.block.__chandle__())
+        if condition is None:
+            return realize
+        both = tirx.And(realize.predicate, condition)
+        return s_tir.SBlockRealize(realize.iter_values, both, realize.block)
+
+    return tvm_ffi.structural_map(sch.mod["main"], (s_tir.SBlockRealize, guard))
 
 
 def allow_registers(sch: s_tir.Schedule) -> tirx.PrimFunc:

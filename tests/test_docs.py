@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tvm_fusion.cli.command import ModelOptions
-from tvm_fusion.guards.base import REASONS
+from tvm_fusion import config
+from tvm_fusion.cli.command import ModelOptions, option
+from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import plan as schema
+from tvm_fusion.strategies.base import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,8 +29,22 @@ def documented(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
+def rows(text: str) -> list[list[str]]:
+    """Cells of the table rows that begin with a name in backquotes."""
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
 def test_reason_codes() -> None:
     assert documented(page("reason-codes.md")) == set(REASONS)
+
+
+def test_reason_codes_have_an_outcome_and_an_option_that_exists() -> None:
+    known = {option(field.name) for field in dataclasses.fields(ModelOptions)}
+    for cells in rows(page("reason-codes.md")):
+        assert len(cells) == 5, cells
+        assert any(outcome in cells[2] for outcome in OUTCOMES[1:]), cells
+        assert set(re.findall(r"--[a-z-]+", cells[4])) <= known, cells
 
 
 @pytest.mark.parametrize(
@@ -37,6 +53,8 @@ def test_reason_codes() -> None:
         ("Top level", schema.Plan),
         ("`target`", schema.TargetInfo),
         ("`groups`", schema.Group),
+        ("`parts`", schema.Part),
+        ("`search`", schema.Search),
         ("`regions`", schema.Region),
         ("`rejected`", schema.Rejection),
         ("`ungrouped`", schema.Ungrouped),
@@ -48,6 +66,12 @@ def test_plan_schema(heading: str, cls: type) -> None:
     assert documented(section) == {field.name for field in dataclasses.fields(cls)}
 
 
+def test_options_of_a_group() -> None:
+    section = page("plan-schema.md").split("## `options`\n")[1].split("\n## ")[0]
+    found = {cells[0].strip("`"): set(re.findall(r"`(\w+)`", cells[1])) for cells in rows(section)}
+    assert found == {key: set(values) for key, values in OPTIONS.items()}
+
+
 def test_schema_version() -> None:
     assert f"this page: **{schema.SCHEMA}**" in page("plan-schema.md")
 
@@ -55,8 +79,21 @@ def test_schema_version() -> None:
 def test_model_options() -> None:
     section = page("cli.md").split("## Options of a model\n")[1].split("\n## ")[0]
     options = {name.split()[0] for name in documented(section)}
-    fields = {field.name.replace("_", "-") for field in dataclasses.fields(ModelOptions)}
-    assert options == {f"--{name}" for name in fields - {"model"}} | {"--debug"}
+    fields = {option(field.name) for field in dataclasses.fields(ModelOptions)}
+    assert options == fields - {"--model"} | {"--debug"}
+
+
+def test_every_field_of_the_configuration_is_an_option_with_its_default() -> None:
+    names = {field.name for field in dataclasses.fields(ModelOptions)}
+    section = page("cli.md").split("## Options of a model\n")[1].split("\n## ")[0]
+    told = {cells[0].strip("`").split()[0]: cells[-1] for cells in rows(section)}
+    for field in dataclasses.fields(config.FusionConfig):
+        assert field.name in names
+        value = told[option(field.name)]
+        if isinstance(field.default, int | float):
+            assert value == f"{field.default:g}", field.name
+        elif isinstance(field.default, str):
+            assert value.startswith(field.default), field.name
 
 
 def test_links_lead_somewhere() -> None:
@@ -72,7 +109,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 weight = numpy_helper.from_array(np.full((4, 3, 8, 8), 0.01, "float32"), "w")
 nodes = [
-    helper.make_node("Conv", ["data", "w"], ["c"], "conv", strides=[8, 8]),
+    helper.make_node("Conv", ["data", "w"], ["c"], "layer1.0.conv2", strides=[8, 8]),
     helper.make_node("Relu", ["c"], ["y"], "relu"),
 ]
 value = helper.make_tensor_value_info

@@ -1,4 +1,4 @@
-"""The three verbs: plan, compile, verify."""
+"""The verbs: plan, explain, compile, verify."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Mapping
 
 from .build.executable import CompiledModel
 from .build.model import compile_model
-from .build.resources import with_resources
+from .build.resources import KernelCompiler
 from .compat import Target, tvm
 from .config import FusionConfig
 from .errors import PlanError
 from .frontend.canonical import canonicalize
+from .planner.explain import explain_model, explain_node
+from .planner.explanation import ModelExplanation, NodeExplanation
 from .planner.plan import Plan, Rejection
 from .targets import parse_target, runnable
-from .transform.fuse import plan_module
+from .transform.fuse import plan_module, solve_module
 from .transform.strip_fusion import is_group
 from .verification.report import VerificationReport
 from .verification.verify import Progress, check_groups, refusals_of, verify_module
@@ -42,8 +44,9 @@ def plan(
     name : str
         Name of the model in the plan.
     build : bool
-        Also lower and compile the chosen kernels, leave out groups that cannot be one kernel, and
-        fill in their registers, spills and shared memory.
+        Also lower and compile the chosen kernels and choose again with what the compiler says:
+        groups that cannot be one kernel, spill, or need too much are refused. Their templates,
+        registers, spills and shared memory are in the plan.
 
     Returns
     -------
@@ -56,10 +59,48 @@ def plan(
         If the module or the target is not usable.
     """
     resolved, canonical = parse_target(target), _canonical(mod)
-    made = plan_module(canonical, resolved, config or FusionConfig(), model=name)
-    if build:
-        made = with_resources(canonical, made, resolved)
-    return made
+    compiler = KernelCompiler(canonical, resolved) if build else None
+    return plan_module(canonical, resolved, config or FusionConfig(), model=name, compiler=compiler)
+
+
+def explain(
+    mod: tvm.IRModule,
+    target: Target | str | None = "llvm",
+    config: FusionConfig | None = None,
+    *,
+    node: str | None = None,
+) -> ModelExplanation | NodeExplanation:
+    """Say why a model, or one node of it, is fused as it is.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        As in `plan`.
+    config : FusionConfig, optional
+        Strategies and limits.
+    node : str, optional
+        Name of a node of the model. Without it the whole model is summed up.
+
+    Returns
+    -------
+    ModelExplanation or NodeExplanation
+        For a node its group, every group that it could have joined and what stopped each, and what
+        stopped it at each neighbour; for a model the reasons with counts and examples. ``to_dict()``
+        gives plain values.
+
+    Raises
+    ------
+    UnknownNodeError
+        If the model has no such node.
+    InvalidModelError, TargetError
+        If the module or the target is not usable.
+    """
+    graph, solution = solve_module(_canonical(mod), parse_target(target), config or FusionConfig())
+    if node is None:
+        return explain_model(graph, solution.chosen, solution.considered)
+    return explain_node(graph, solution.chosen, solution.considered, node)
 
 
 def compile(
@@ -82,7 +123,8 @@ def compile(
     target : Target, str or None
         As in `plan`.
     plan : Plan, optional
-        Decisions to carry out; planned with ``config`` when absent.
+        Decisions to carry out; planned with ``config`` when absent, for CUDA with what the
+        compiler says of the kernels.
     config : FusionConfig, optional
         Strategies and limits.
     strict : bool
@@ -113,6 +155,11 @@ def compile(
         raise PlanError(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
         )
+    if plan is None and resolved.kind.name == "cuda":
+        # What the compiler says of registers and spills is part of the decision.
+        compiler = KernelCompiler(canonical, resolved)
+        decide = config or FusionConfig()
+        plan = plan_module(canonical, resolved, decide, model=name, compiler=compiler)
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     return compile_model(
         canonical, resolved, plan=plan, config=config, strict=strict, checker=checker, model=name
@@ -175,4 +222,4 @@ def verify(
     return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)
 
 
-__all__: list[str] = ["compile", "plan", "verify"]
+__all__: list[str] = ["compile", "explain", "plan", "verify"]

@@ -18,6 +18,10 @@ class UnsupportedOperatorError(FusionError):
     """The model uses an operator that TVM (or this package) cannot import; the message names it."""
 
 
+class UnknownNodeError(FusionError):
+    """The model has no node of the name that was asked for; the message names similar ones."""
+
+
 class TargetError(FusionError):
     """The target or its arch is unknown, or needs hardware that this machine lacks."""
 

@@ -10,10 +10,11 @@ stays in registers over the whole sum and goes through the fused epilogue while 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ...compat import s_tir, tirx
 from ..analysis import Block, nodes_of, structure
-from .vectors import divisor, row_tile, vector_tile
+from .tiles import Tiles
 
 #: Tasks that a kernel offers to the thread pool, where the problem has them: enough for large machines to balance.
 _TASKS = 64
@@ -167,7 +168,9 @@ def schedule_contraction(
         return False
     if parts.row is None and not _is_contiguous(block, parts):
         return False
-    tiles = _Tiles.choose(block, parts, width)
+    rows = 1 if parts.row is None else block.extents[parts.row]
+    can_pad = None not in block.reads[1 - parts.panel].plain
+    tiles = Tiles.choose(block.extent(parts.fused), rows, width, can_pad)
     panel = sch.reindex(handle, ("read", parts.panel))
     epilogue = _flatten_axes(sch, handle, panel, back, consumer, parts)
     panel = _pad(sch, handle, panel, parts, tiles)
@@ -177,8 +180,7 @@ def schedule_contraction(
     else:
         sch.compute_inline(panel)
     sch.reverse_compute_at(epilogue, row_loop)
-    if not tiles.padded:
-        sch.vectorize(sch.get_loops(epilogue)[-1])
+    _vectorize_epilogue(sch, epilogue, tiles)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])
@@ -191,33 +193,17 @@ def schedule_contraction(
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tiles:
-    """Sizes of the register tile and of the axes it cuts."""
-
-    vector: int
-    row: int
-    lanes_extent: int
-    rows: int
-
-    @property
-    def padded(self) -> bool:
-        """Whether the vector axis is no multiple of its tile."""
-        return self.lanes_extent % self.vector != 0
-
-    @classmethod
-    def choose(cls, block: Block, parts: Roles, width: int) -> _Tiles:
-        """Choose tiles that fill the registers of the target and waste little at the ends of the axes."""
-        lanes_extent = block.extent(parts.fused)
-        rows = 1 if parts.row is None else block.extents[parts.row]
-        row = row_tile(rows)
-        if rows == 1:
-            # A product with a vector reads the matrix once: long contiguous runs matter, not reuse.
-            wide = divisor(lanes_extent, 8 * width)
-            return cls(
-                wide if wide >= width else vector_tile(lanes_extent, width), 1, lanes_extent, rows
-            )
-        return cls(vector_tile(lanes_extent, width), row, lanes_extent, rows)
+def _vectorize_epilogue(
+    sch: s_tir.Schedule, epilogue: s_tir.schedule.SBlockRV, tiles: Tiles
+) -> None:
+    """Take vectors of the tile that are stored wholly or not at all, where there are any."""
+    lane = sch.get_loops(epilogue)[-1]
+    if not tiles.padded:
+        sch.vectorize(lane)
+        return
+    vector = math.gcd(tiles.lanes_extent, tiles.vector)
+    if 1 < vector and int(sch.get(lane).extent) % vector == 0:
+        sch.vectorize(sch.split(lane, [None, vector])[1])
 
 
 def _is_contiguous(block: Block, parts: Roles) -> bool:
@@ -281,7 +267,7 @@ def _pad(
     handle: s_tir.schedule.SBlockRV,
     panel: s_tir.schedule.SBlockRV,
     parts: Roles,
-    tiles: _Tiles,
+    tiles: Tiles,
 ) -> s_tir.schedule.SBlockRV:
     """Round the tiled axes up to whole tiles; the surplus is computed on zeros and not stored.
 
@@ -309,7 +295,7 @@ def _pad(
 
 
 def _tile_loops(
-    sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, parts: Roles, tiles: _Tiles
+    sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, parts: Roles, tiles: Tiles
 ) -> tuple[s_tir.schedule.LoopRV, s_tir.schedule.LoopRV, list, list]:
     """Order the loops: parallel task, register tiles of rows, sums, register tile.
 
@@ -359,7 +345,7 @@ def _place_panel(
     panel: s_tir.schedule.SBlockRV,
     task: s_tir.schedule.LoopRV,
     parts: Roles,
-    tiles: _Tiles,
+    tiles: Tiles,
 ) -> None:
     """Fill the panel once a task, in the order in which the tile reads it."""
     order = block_of(sch, handle).reads[parts.panel].plain

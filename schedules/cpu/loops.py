@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...compat import s_tir
 from ..analysis import Block, structure
+from .split import stores_elements
 from .vectors import divisor
 
 #: Parallel iterations that a nest offers to the thread pool, where it has them.
@@ -35,7 +36,7 @@ def schedule_elementwise(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, w
         return
     last = _last_wide(block)
     vector = divisor(block.extents[last], 4 * width)
-    if vector > 1 and block.is_injective:
+    if vector > 1 and (block.is_injective or stores_elements(block)):
         outer, inner = sch.split(loops[last], [None, vector])
         sch.vectorize(inner)
         loops = [*loops[:last], outer]
@@ -59,11 +60,9 @@ def schedule_reduction(
     if not spatial:
         return
     last = block.spatial.index(_last_wide(block))
-    vector = (
-        divisor(block.extents[block.spatial[last]], 4 * width)
-        if has_vector_of_results(block)
-        else 1
-    )
+    # TVM lowers no vector of bfloat16 maxima: its buffer becomes uint16, what is stored in it does not.
+    has_vector = has_vector_of_results(block) and block.writes[0].dtype != "bfloat16"
+    vector = divisor(block.extents[block.spatial[last]], 4 * width) if has_vector else 1
     outer, inner = sch.split(spatial[last], [None, vector])
     spatial = [*spatial[:last], outer, *spatial[last + 1 :]]
     sch.reorder(*spatial, *sums, inner)

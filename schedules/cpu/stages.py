@@ -11,6 +11,7 @@ from ..analysis import Block, Structure, nodes_of, structure
 from .contraction import is_contraction, schedule_contraction
 from .loops import has_vector_of_results, parallel_outer, schedule_elementwise, schedule_reduction
 from .narrow import widen_operands, widens
+from .split import is_epilogue, join_stages, own_consumer, split_stages
 from .vectors import lanes
 
 #: Calls that cost no more than arithmetic and may be repeated where their value is used.
@@ -28,21 +29,41 @@ _FEW = 4
 
 
 def schedule_stages(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-    """Schedule every stage of a function; None when the function is not in block form or has symbolic extents."""
+    """Schedule every stage of a function; None when the function is not in block form or has symbolic extents.
+
+    A stage is scheduled as a function of its own, whose parameters are all that it shares with the others: TVM's
+    primitives then ask nothing of how those are scheduled (``reverse_compute_at`` wants every producer of an epilogue
+    in its loop, which the first of two joined convolutions never is).
+    """
     sch = s_tir.Schedule(widen_operands(func))
     info = structure(sch)
     if info is None or not _is_supported(info):
         return None
     inline_cheap(sch)
     width = lanes(target)
-    for block in structure(sch).reductions:
-        info = structure(sch)
-        current = next(b for b in info.blocks if sch.get(b.handle).same_as(sch.get(block.handle)))
-        sch = _schedule_one(sch, info, current, width)
+    whole = sch.mod["main"]
+    stages = [schedule_stage(part, width) for part in split_stages(sch)]
+    return s_tir.Schedule(join_stages(whole, stages))
+
+
+def schedule_stage(func: tirx.PrimFunc, width: int) -> tirx.PrimFunc:
+    """Schedule a reduction with the block that takes its result on, or a block without reduction.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        One or two blocks.
+    width : int
+        float32 lanes of a vector register.
+    """
+    sch = s_tir.Schedule(func)
+    info = structure(sch)
+    for block in info.reductions:
+        sch = _schedule_one(sch, info, block, width)
     for block in structure(sch).blocks:
         if not block.is_reduction and not is_scheduled(sch, block):
             schedule_elementwise(sch, block.handle, width)
-    return sch
+    return sch.mod["main"]
 
 
 def kind_of(func: tirx.PrimFunc) -> str | None:
@@ -94,6 +115,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 
 def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
     consumers = info.consumers(block)
+    if any(consumer.is_reduction for consumer in consumers) and is_epilogue(info, block):
+        return False  # a row operator would compute it anew in each of its passes
     calls = [
         node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")
     ]
@@ -131,36 +154,19 @@ def _computes(body: tirx.Stmt) -> bool:
 
 def _schedule_one(sch: s_tir.Schedule, info: Structure, block: Block, width: int) -> s_tir.Schedule:
     """Schedule one reduction on a copy, so that a refusal half-way leaves no trace."""
-    consumer = _own_consumer(sch, info, block)
+    number = own_consumer(info, block)
+    consumer = None if number is None else info.blocks[number].handle
     trial = sch.copy()
     try:
-        if schedule_contraction(trial, block.handle, consumer and consumer.handle, width):
+        if schedule_contraction(trial, block.handle, consumer, width):
             return trial
     except s_tir.ScheduleError:
         # A primitive found no way to keep the meaning; the plain reduction is always legal.
         pass
     trial = sch.copy()
     try:
-        schedule_reduction(trial, block.handle, consumer and consumer.handle, width)
+        schedule_reduction(trial, block.handle, consumer, width)
         return trial
     except s_tir.ScheduleError:
         parallel_outer(sch, block.handle)
         return sch
-
-
-def _own_consumer(sch: s_tir.Schedule, info: Structure, block: Block) -> Block | None:
-    """Return the only consumer if it reads exactly its own element of the block's result, and nothing made later."""
-    consumers = info.consumers(block)
-    if block.is_output or len(consumers) != 1 or not consumers[0].is_injective:
-        return None
-    (consumer,) = consumers
-    position = info.blocks.index(block)
-    if any(info.blocks.index(other) > position for other in info.producers(consumer)):
-        return None
-    written = block.writes[0]
-    reads = [read for read in consumer.reads if read.buffer == written.buffer]
-    same = (
-        all(read.plain == consumer.spatial for read in reads)
-        and consumer.writes[0].plain == consumer.spatial
-    )
-    return consumer if same and written.shape == consumer.writes[0].shape else None

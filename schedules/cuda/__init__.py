@@ -4,24 +4,32 @@ Templates that know a form well come before those that take it too: a tensor-cor
 """
 
 from ..registry import register
+from .anchor_rows import AnchorRows
+from .back_to_back import BackToBack
 from .conv2d import Conv2d
 from .elementwise import Elementwise
 from .fallback import Fallback
+from .gated import Gated
 from .matmul import Matmul, MatrixVector
 from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
-#: ``MatrixVector`` takes few rows from ``Matmul``; ``Fallback`` takes what is left.
+#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them;
+#: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
+#: of its rows to ``AnchorRows``; ``Fallback`` takes what is left.
 TEMPLATES = tuple(
     register(template())
     for template in (
         Partitioned,
         Elementwise,
+        Gated,
         Conv2d,
         MatrixVector,
         Matmul,
+        BackToBack,
+        AnchorRows,
         Pooling,
         RowReduction,
         Fallback,

@@ -8,10 +8,14 @@ left rolled, because the pipeline that compiles the merged function unrolls them
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 
 import tvm_ffi
 
 from ...compat import Target, s_tir, tirx, tvm
+
+_LOG = logging.getLogger(__name__)
 
 #: Threads of a block, or blocks of a grid, in the order in which CUDA linearises them.
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -52,10 +56,106 @@ class FlatMember:
 
 def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
     """Lower a scheduled member; ``None`` when it is not exactly one kernel launch with constant extents."""
+    body = _lowered(func, target, _passes(target))
+    return None if body is None or contains(body, (tvm.ir.Call, _is_grid_barrier)) else _peel(body)
+
+
+def _lowered(func: tirx.PrimFunc, target: Target, passes: list) -> tirx.Stmt | None:
+    """Run passes on one function; None where one of them refuses it."""
     func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
-    module = tvm.ir.transform.Sequential(_passes(target))(tvm.IRModule({"member": func}))
-    body = module["member"].body
-    return None if contains(body, (tvm.ir.Call, _is_grid_barrier)) else _peel(body)
+    try:
+        module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({"member": func}))
+    except tvm.error.InternalError as error:
+        # "Cannot insert syncs inside condition" is a failed check of TVM's, not an error of its own kind.
+        _LOG.info("TVM cannot lower a member: %s", str(error).splitlines()[-1])
+        return None
+    return module["member"].body
+
+
+def can_be_lowered(func: tirx.PrimFunc, target: Target) -> bool:
+    """Whether TVM lowers a merged function without asking for another barrier in a branch."""
+    pipeline, _, _ = s_tir.pipeline.default_s_tir_pipeline()
+    return _lowered(func, target, [pipeline]) is not None
+
+
+def add_barriers(
+    params: Sequence[tirx.Var],
+    views: Sequence[tirx.Stmt],
+    shared: Sequence[tirx.Var],
+    grid: tuple[tirx.Var, int],
+    block: tuple[tirx.Var, int],
+    body: tirx.Stmt,
+    target: Target,
+) -> tirx.Stmt | None:
+    """Add barriers to the body of a kernel wherever threads touch shared memory that others may have touched.
+
+    TVM leaves a barrier out where it sees that a thread reads only what it wrote itself. Further passes can hide that,
+    so here the index of the thread is hidden from the start.
+
+    Parameters
+    ----------
+    params : sequence of Var
+        Parameters of the function.
+    views : sequence of DeclBuffer
+        Flat views of them.
+    shared : sequence of Var
+        Shared-memory buffers.
+    grid, block : (Var, int)
+        Index and extent of the blocks and of the threads.
+    body : Stmt
+        What a thread executes.
+    target : Target
+        Where it will run.
+
+    Returns
+    -------
+    Stmt or None
+        The body; None when a barrier would have to stand under a condition.
+    """
+    lane = tirx.Var("lane", block[0].ty)
+    hidden = flat([tirx.Bind(lane, block[0]), substitute(body, {block[0]: lane})])
+    func = tirx.PrimFunc(params, flat([*views, launch(shared, grid, block, hidden)]))
+    lower = s_tir.transform
+    stmt = _lowered(func, target, [lower.ThreadSync("shared"), lower.ThreadSync("shared.dyn")])
+    if stmt is None:
+        return None
+    stmt = tirx.stmt_list(stmt)[-1]
+    while _is_launch(stmt):
+        stmt = stmt.body
+    rest = [part for part in tirx.stmt_list(stmt) if not _is_one_of(part, lane, shared)]
+    return substitute(flat(rest), {lane: block[0]})
+
+
+def _is_one_of(stmt: tirx.Stmt, lane: tirx.Var, buffers: Sequence[tirx.Var]) -> bool:
+    """Whether a statement binds the hidden index or allocates one of the buffers."""
+    if isinstance(stmt, tirx.Bind):
+        return stmt.var.same_as(lane)
+    return isinstance(stmt, tirx.AllocBuffer) and any(stmt.buffer.same_as(b) for b in buffers)
+
+
+def substitute(stmt: tirx.Stmt, replaced: dict) -> tirx.Stmt:
+    """Replace variables (buffers among them) in a statement."""
+    return tvm_ffi.structural_map(stmt, [(tirx.Var, lambda var: replaced.get(var, var))])
+
+
+def launch(
+    shared: Sequence[tirx.Var],
+    grid: tuple[tirx.Var, int],
+    block: tuple[tirx.Var, int],
+    body: tirx.Stmt,
+) -> tirx.Stmt:
+    """Return a kernel with a one-dimensional grid and block and its shared-memory buffers (see ``add_barriers``)."""
+    kernel = flat([*(tirx.AllocBuffer(buffer) for buffer in shared), body])
+    for (variable, extent), tag in ((block, "threadIdx.x"), (grid, "blockIdx.x")):
+        axis = tirx.IterVar(tvm.ir.Range(0, extent), variable, tirx.IterVar.ThreadIndex, tag)
+        kernel = tirx.AttrStmt(axis, "thread_extent", tirx.IntImm("int32", extent), kernel)
+    return kernel
+
+
+def flat(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Return one statement that runs several, without nested sequences."""
+    parts = [inner for stmt in stmts for inner in tirx.stmt_list(stmt)]
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
 def _is_grid_barrier(call: tvm.ir.Call) -> bool:

@@ -7,6 +7,9 @@ Members may want different numbers of threads. The merged block has as many as t
 member's threads ``t >= n`` skip its work: a guard ``t < n`` is put around every statement without a barrier, never
 around a barrier itself, which all threads must reach. Loops and conditions around a barrier are the same for all
 threads of a block (else the member itself would have been illegal), so the surplus threads follow them.
+
+TVM's barrier pass runs once more on the merged function, in which each barrier that it still misses would stand in a
+branch, which it refuses. Then the members get barriers wherever it could want one, before they become branches.
 """
 
 from __future__ import annotations
@@ -15,8 +18,18 @@ from collections.abc import Sequence
 
 import tvm_ffi
 
-from ...compat import s_tir, tirx, tvm
-from .partition_lower import BLOCK_TAGS, THREAD_TAGS, FlatMember, contains
+from ...compat import Target, s_tir, tirx, tvm
+from .partition_lower import (
+    BLOCK_TAGS,
+    THREAD_TAGS,
+    FlatMember,
+    add_barriers,
+    can_be_lowered,
+    contains,
+    flat,
+    launch,
+    substitute,
+)
 
 
 class _UnsafeGuard(Exception):
@@ -24,7 +37,7 @@ class _UnsafeGuard(Exception):
 
 
 def merge_members(
-    func: tirx.PrimFunc, members: Sequence[FlatMember], shared_bytes: int
+    func: tirx.PrimFunc, members: Sequence[FlatMember], shared_bytes: int, target: Target
 ) -> tirx.PrimFunc | None:
     """Return one flat PrimFunc with one launch that runs all members.
 
@@ -36,11 +49,14 @@ def merge_members(
         Lowered members over parameters of ``func``.
     shared_bytes : int
         Static shared memory that a block may have, in bytes.
+    target : Target
+        Where it will run.
 
     Returns
     -------
     PrimFunc or None
-        ``None`` when the members' thread counts cannot be reconciled soundly or their shared memory does not fit.
+        ``None`` when the members' thread counts cannot be reconciled soundly, their shared memory does not fit, or TVM
+        would need another barrier inside a branch.
     """
     threads = max(member.size(THREAD_TAGS) for member in members)
     blocks = sum(member.size(BLOCK_TAGS) for member in members)
@@ -52,29 +68,48 @@ def merge_members(
         > shared_bytes
     ):
         return None
-    try:
-        branches, first = [], 0
-        for index, member in enumerate(members):
-            body = _branch(
-                member,
-                block - first if first else block,
-                thread,
-                threads,
-                view_map | slot_map[index],
-            )
-            first += member.size(BLOCK_TAGS)
-            branches.append((first, body))
-    except _UnsafeGuard:
+    grid, lanes = (block, blocks), (thread, threads)
+    bodies, first = [], 0
+    for index, member in enumerate(members):
+        place = block - first if first else block
+        bodies.append(_branch(member, place, thread, view_map | slot_map[index]))
+        first += member.size(BLOCK_TAGS)
+    merged = _as_branches(func, members, views, slots, grid, lanes, bodies)
+    if merged is None or can_be_lowered(merged, target):
+        return merged
+    bodies = [add_barriers(func.params, views, slots, grid, lanes, body, target) for body in bodies]
+    if any(body is None for body in bodies):
         return None
+    merged = _as_branches(func, members, views, slots, grid, lanes, bodies)
+    return merged if merged is not None and can_be_lowered(merged, target) else None
+
+
+def _as_branches(
+    func: tirx.PrimFunc,
+    members: Sequence[FlatMember],
+    views: Sequence[tirx.Stmt],
+    slots: Sequence[tirx.Var],
+    grid: tuple[tirx.Var, int],
+    lanes: tuple[tirx.Var, int],
+    bodies: Sequence[tirx.Stmt],
+) -> tirx.PrimFunc | None:
+    """Make bodies the branches of one kernel; None where surplus threads cannot be kept from a member's work."""
+    thread, threads = lanes
+    branches, first = [], 0
+    for member, body in zip(members, bodies, strict=True):
+        if member.size(THREAD_TAGS) < threads:
+            try:
+                body = flat(_guard([body], thread < member.size(THREAD_TAGS), {thread}))
+            except _UnsafeGuard:
+                return None
+        first += member.size(BLOCK_TAGS)
+        branches.append((first, body))
     chain = branches[-1][1]
     for end, body in reversed(branches[:-1]):
-        chain = tirx.IfThenElse(block < end, body, chain)
-    kernel = _flat([*(tirx.AllocBuffer(slot) for slot in slots), chain])
-    for variable, tag, extent in ((thread, "threadIdx.x", threads), (block, "blockIdx.x", blocks)):
-        axis = tirx.IterVar(tvm.ir.Range(0, extent), variable, tirx.IterVar.ThreadIndex, tag)
-        kernel = tirx.AttrStmt(axis, "thread_extent", tirx.IntImm("int32", extent), kernel)
+        chain = tirx.IfThenElse(grid[0] < end, body, chain)
+    kernel = flat([*views, launch(slots, grid, lanes, chain)])
     # TVM's analyses of PrimFuncs (is it a reshape?) expect a root block, flat as its inside may be.
-    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", _flat([*views, kernel])))
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", kernel))
     merged = tirx.PrimFunc(func.params, root, func.ret_type, func.attrs)
     # Members that came from one operator's template can bind the same variables; each branch needs its own.
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": merged}))["main"]
@@ -145,22 +180,15 @@ def _elements(buffer: tirx.Var) -> int:
     return count
 
 
-def _branch(
-    member: FlatMember, block: tirx.Expr, thread: tirx.Var, threads: int, buffers: dict
-) -> tirx.Stmt:
-    """Return the member's body in terms of the merged launch, guarded when it has fewer threads."""
+def _branch(member: FlatMember, block: tirx.Expr, thread: tirx.Var, buffers: dict) -> tirx.Stmt:
+    """Return the member's body in terms of the merged launch."""
     places = {
         **_digits(member, BLOCK_TAGS, block),
         **_digits(member, THREAD_TAGS, thread),
     }
-    stmts = member.body
-    wanted = member.size(THREAD_TAGS)
-    if wanted < threads:
-        lanes = {var for var, tag in member.variables.items() if tag in THREAD_TAGS}
-        stmts = _guard(stmts, thread < wanted, lanes)
     replaced = {var: tirx.Cast(var.ty, places[tag]) if str(var.ty) != "int32" else places[tag]
                 for var, tag in member.variables.items()}  # fmt: skip
-    return substitute(_flat(stmts), replaced | buffers)
+    return substitute(flat(member.body), replaced | buffers)
 
 
 def _digits(member: FlatMember, tags: tuple[str, ...], linear: tirx.Expr) -> dict[str, tirx.Expr]:
@@ -174,16 +202,6 @@ def _digits(member: FlatMember, tags: tuple[str, ...], linear: tirx.Expr) -> dic
         digits[tag] = linear if tag == used[-1] else tirx.floormod(linear, extent)
         linear = tirx.floordiv(linear, extent)
     return digits
-
-
-def substitute(stmt: tirx.Stmt, replaced: dict) -> tirx.Stmt:
-    """Replace variables (buffers among them) in a statement."""
-    return tvm_ffi.structural_map(stmt, [(tirx.Var, lambda var: replaced.get(var, var))])
-
-
-def _flat(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    parts = [inner for stmt in stmts for inner in tirx.stmt_list(stmt)]
-    return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 
 def _is_block_barrier(call: tvm.ir.Expr) -> bool:
@@ -209,7 +227,7 @@ def _guard(stmts: Sequence[tirx.Stmt], condition: tirx.Expr, lanes: set) -> list
 
     def close() -> None:
         if run:
-            out.append(tirx.IfThenElse(condition, _flat(run), None))
+            out.append(tirx.IfThenElse(condition, flat(run), None))
             run.clear()
 
     for stmt in (inner for part in stmts for inner in tirx.stmt_list(part)):
@@ -245,7 +263,7 @@ def _guard_around(stmt: tirx.Stmt, condition: tirx.Expr, lanes: set) -> tirx.Stm
     """Guard inside a statement that contains a barrier."""
 
     def inner(body: tirx.Stmt) -> tirx.Stmt:
-        return _flat(_guard([body], condition, lanes))
+        return flat(_guard([body], condition, lanes))
 
     if isinstance(stmt, tirx.Evaluate) and _is_block_barrier(stmt.value):
         return stmt

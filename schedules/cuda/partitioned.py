@@ -6,6 +6,8 @@ barriers and become the branches of one kernel, whose blocks are divided among t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...compat import Target, tirx
 from ...errors import LoweringError
 from .. import registry
@@ -13,6 +15,10 @@ from ..base import ScheduleTemplate, limits
 from .partition_lower import THREAD_TAGS, FlatMember, lower_member
 from .partition_members import split_members
 from .partition_merge import merge_members
+
+#: Threads of a block above which a member is scheduled again with fewer, if others want far fewer: their surplus
+#: threads would take room on a multiprocessor and do nothing.
+_COMMON_THREADS = 256
 
 
 class Partitioned(ScheduleTemplate):
@@ -32,16 +38,14 @@ class Partitioned(ScheduleTemplate):
         parts = split_members(func)
         if parts is None:
             return None
-        members = []
-        for part in parts:
-            member = _lower(part, target)
-            if member is None:
-                return None
-            members.append(member)
+        members = [_lower(part, target) for part in parts]
+        if any(member is None for member in members):
+            return None
+        members = _with_common_threads(parts, members, target)
         bounds = limits(target)
         if max(member.size(THREAD_TAGS) for member in members) > bounds.threads:
             return None
-        return merge_members(func, members, bounds.shared_bytes)
+        return merge_members(func, members, bounds.shared_bytes, target)
 
 
 def _lower(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
@@ -50,3 +54,18 @@ def _lower(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
     except LoweringError:
         return None
     return lower_member(scheduled, target)
+
+
+def _with_common_threads(
+    parts: Sequence[tirx.PrimFunc], members: Sequence[FlatMember], target: Target
+) -> list[FlatMember]:
+    """Schedule members that want very many threads again with fewer, where others want few."""
+    wanted = [member.size(THREAD_TAGS) for member in members]
+    if max(wanted) < max(2 * min(wanted), _COMMON_THREADS + 1):
+        return list(members)
+    fewer = {**dict(target.attrs.items()), "max_threads_per_block": _COMMON_THREADS}
+    narrow = Target({"kind": target.kind.name, **fewer})
+    return [
+        (_lower(part, narrow) or member) if count > _COMMON_THREADS else member
+        for part, member, count in zip(parts, members, wanted, strict=True)
+    ]

@@ -8,6 +8,7 @@ a stage hands to the next stays in shared memory.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ...compat import s_tir, tirx
 from ..analysis import Block, Structure, axis_classes, dtype_bytes, shared_bytes, structure
@@ -62,7 +63,7 @@ def recognise(sch: s_tir.Schedule, bounds: Limits) -> Rows | None:
     info = inline_injective(sch, keep=staged)
     if any(not (b.is_reduction or b.is_output or b.name in staged) for b in info.blocks):
         return None
-    return _rows(info)
+    return rows_of(info, info.blocks)
 
 
 def _worth_staging(info: Structure, bounds: Limits) -> set[str]:
@@ -84,8 +85,22 @@ def _worth_staging(info: Structure, bounds: Limits) -> set[str]:
     return found
 
 
-def _rows(info: Structure) -> Rows | None:
-    names = [block.name for block in info.blocks]
+def rows_of(info: Structure, blocks: Sequence[Block]) -> Rows | None:
+    """Find the rows that blocks share.
+
+    Parameters
+    ----------
+    info : Structure
+        The function.
+    blocks : sequence of Block
+        Blocks of it in program order: at least one reduction, and the outputs last.
+
+    Returns
+    -------
+    Rows or None
+        None when the reductions do not share their rows.
+    """
+    names = [block.name for block in blocks]
     classes = axis_classes(info, names, through_params=True) or axis_classes(info, names)
     if classes is None:
         return None
@@ -93,12 +108,12 @@ def _rows(info: Structure) -> Rows | None:
     def wide(block: Block, numbers) -> list[int]:
         return [classes[block.name, i] for i in numbers if block.extents[i] != 1]
 
-    first = info.reductions[0]
+    first = next(block for block in blocks if block.is_reduction)
     last = info.outputs[0]
     row_set = set(wide(first, first.spatial))
     # The order of the output's axes, which is the order in memory.
     row_order = [label for label in wide(last, last.spatial) if label in row_set]
-    for block in info.blocks:
+    for block in blocks:
         spatial = set(wide(block, block.spatial))
         if block.is_reduction and (spatial != row_set or row_set & set(wide(block, block.reduced))):
             return None
@@ -113,13 +128,13 @@ def _rows(info: Structure) -> Rows | None:
             )
             for label in row_order
         )
-        for block in info.blocks
+        for block in blocks
     }
     source = max(first.reads, key=lambda access: access.nbytes)
     innermost = [used for used, size in zip(source.indices, source.shape, strict=True) if size != 1]
     across = bool(innermost) and not any(i in first.reduced for i in innermost[-1])
     count = first.extent(row_iters[first.name])
-    length = max(block.extent(block.reduced) for block in info.reductions)
+    length = max(block.extent(block.reduced) for block in blocks)
     return Rows(info, row_iters, count, length, across)
 
 

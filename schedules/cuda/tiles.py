@@ -35,12 +35,12 @@ _SLICE = 72
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis of the output; ``divisor`` is the size of its groups where an index divides by it."""
+    """An axis of the output; ``divisors`` are the sizes of its groups where indices divide by it."""
 
     # A grouped convolution: all output channels of a group read the same input channels.
 
     extent: int
-    divisor: int | None = None
+    divisors: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +56,37 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """What the search knows: output axes, reduction extents, operands, accumulators per output, and anchors."""
+class Anchor:
+    """A sum of products: its reduction extents, operands, and accumulators per element of the output."""
 
-    axes: tuple[Axis, ...]
     reduced: tuple[int, ...]
     operands: tuple[Operand, ...]
     copies: int
-    anchors: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What the search knows: output axes, the anchors that run one after the other, and where their sums meet.
+
+    ``through_shared`` says that each anchor's sums go through shared memory, so that only one anchor's are registers
+    at a time.
+    """
+
+    axes: tuple[Axis, ...]
+    anchors: tuple[Anchor, ...]
+    through_shared: bool = False
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators of a thread per element of the output."""
+        copies = [anchor.copies for anchor in self.anchors]
+        return max(copies) if self.through_shared else sum(copies)
+
+    def exchanged(self, sizes: Sequence[int]) -> int:
+        """Bytes of shared memory that hold a tile's sums, which are float32."""
+        if not self.through_shared:
+            return 0
+        return 4 * math.prod(sizes) * sum(anchor.copies for anchor in self.anchors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +97,15 @@ class Tile:
     ----------
     threads, registers : tuple of int
         Per output axis, the threads that share it and the elements that each thread keeps.
-    steps : tuple of int
-        Per reduction iterator, the part that is staged at a time.
+    steps : tuple of tuple of int
+        Per anchor and reduction iterator, the part that is staged at a time.
     groups : tuple of int
         Per output axis, the size of the groups within which it is tiled; 0 where it is tiled as a whole.
     """
 
     threads: tuple[int, ...]
     registers: tuple[int, ...]
-    steps: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
 
     @property
@@ -111,23 +134,26 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
     """
     # Only the three largest axes are tiled; the others (a batch) go to the grid, one element a block.
     order = sorted(range(len(problem.axes)), key=lambda i: -problem.axes[i].extent)[:3]
-    budget = bounds.shared_bytes // problem.anchors
-    most = max(1, ACCUMULATORS // problem.copies)
+    most = max(1, ACCUMULATORS // problem.accumulators)
     registers_of = _products(problem, order, _register_choices, 1, most)
     scored = []
-    for threads in _products(
-        problem, order, _thread_choices, 2 * bounds.warp, min(bounds.threads, 256)
-    ):
+    # Only tiles without a rest go through shared memory, of which there may be none with many threads.
+    least = bounds.warp if problem.through_shared else 2 * bounds.warp
+    for threads in _products(problem, order, _thread_choices, least, min(bounds.threads, 256)):
         for registers in registers_of:
             sizes = tuple(t * r for t, r in zip(threads, registers, strict=True))
             if not all(map(_fits, problem.axes, sizes)):
                 continue
-            steps = _steps(problem, sizes, budget)
-            if steps is not None:
-                exact = all(
-                    _extent(axis, size) % size == 0
-                    for axis, size in zip(problem.axes, sizes, strict=True)
-                )
+            exact = all(
+                _extent(axis, size) % size == 0
+                for axis, size in zip(problem.axes, sizes, strict=True)
+            )
+            if problem.through_shared and not exact:
+                continue
+            # Anchors run one after the other, and TVM lets their slices share space.
+            budget = bounds.shared_bytes - problem.exchanged(sizes)
+            steps = tuple(_steps(problem, anchor, sizes, budget) for anchor in problem.anchors)
+            if None not in steps:
                 cost = _cost(problem, threads, registers, steps, bounds)
                 scored.append((cost, not exact, threads, registers, steps))
     # Where TVM cannot tell how much of a partial tile is used, tiles without a rest still work: keep some of both.
@@ -143,7 +169,8 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
 
 def _group(axis: Axis, size: int) -> int:
     """Size of the groups to tile within, 0 for none."""
-    return axis.divisor if axis.divisor and size <= axis.divisor < axis.extent else 0
+    group = math.gcd(*(divisor for divisor in axis.divisors if size <= divisor))
+    return group if group < axis.extent else 0
 
 
 def _extent(axis: Axis, size: int) -> int:
@@ -153,8 +180,13 @@ def _extent(axis: Axis, size: int) -> int:
 
 def _fits(axis: Axis, size: int) -> bool:
     """A tile is no larger than what it tiles, and does not straddle groups."""
-    return size <= axis.extent and (
-        not axis.divisor or size <= axis.divisor or size % axis.divisor == 0
+    group = math.gcd(*(divisor for divisor in axis.divisors if size <= divisor))
+    return (
+        size <= axis.extent
+        and (not group or size <= group)
+        and all(
+            size <= divisor or size % divisor == 0 == group % divisor for divisor in axis.divisors
+        )
     )
 
 
@@ -209,13 +241,15 @@ def _footprint(
     return total, run
 
 
-def _steps(problem: Problem, sizes: Sequence[int], budget: int) -> tuple[int, ...] | None:
+def _steps(
+    problem: Problem, anchor: Anchor, sizes: Sequence[int], budget: int
+) -> tuple[int, ...] | None:
     """Largest slice that fits: whole windows before many channels, single rows when a window is too large."""
-    for candidates in _step_candidates(problem.reduced):
+    for candidates in _step_candidates(anchor.reduced):
         for steps in candidates:
             used = sum(
                 _footprint(problem, operand, sizes, steps)[0] * dtype_bytes(operand.dtype)
-                for operand in problem.operands
+                for operand in anchor.operands
             )
             if used <= budget:
                 return steps
@@ -247,7 +281,7 @@ def _cost(
     problem: Problem,
     tile_threads: Sequence[int],
     registers: Sequence[int],
-    steps: Sequence[int],
+    steps: Sequence[Sequence[int]],
     bounds: Limits,
 ) -> float:
     """Estimated time in arbitrary units."""
@@ -257,8 +291,29 @@ def _cost(
         extent = _extent(axis, size)
         blocks *= -(-extent // size) * (axis.extent // extent)
     threads = -(-math.prod(tile_threads) // bounds.warp) * bounds.warp
+    per_thread = sum(
+        _anchor_cost(problem, anchor, sizes, registers, step, threads)
+        for anchor, step in zip(problem.anchors, steps, strict=True)
+    )
+    # A multiprocessor works at full rate from _BUSY_THREADS on, below that in proportion.
+    resident = max(1, _BUSY_THREADS // threads)
+    waves = -(-blocks // (bounds.multiprocessors * resident))
+    last = min(blocks, bounds.multiprocessors * resident)
+    busy = min(_BUSY_THREADS, -(-last // bounds.multiprocessors) * threads)
+    return waves * per_thread * max(busy, 4 * bounds.warp)
+
+
+def _anchor_cost(
+    problem: Problem,
+    anchor: Anchor,
+    sizes: Sequence[int],
+    registers: Sequence[int],
+    steps: Sequence[int],
+    threads: int,
+) -> float:
+    """Estimated time of one anchor in a thread."""
     loads = copied = 0
-    for operand in problem.operands:
+    for operand in anchor.operands:
         kept = 1
         for _, spatial, _ in operand.dims:
             for i in spatial:
@@ -268,12 +323,6 @@ def _cost(
         copied += elements * (1 + 8 / run)
     work = math.prod(steps) * (math.prod(registers) + _SHARED_LOAD * loads)
     slices = math.prod(
-        -(-extent // step) for extent, step in zip(problem.reduced, steps, strict=True)
+        -(-extent // step) for extent, step in zip(anchor.reduced, steps, strict=True)
     )
-    per_thread = slices * (work + _COPY * copied / threads + _BARRIER)
-    # A multiprocessor works at full rate from _BUSY_THREADS on, below that in proportion.
-    resident = max(1, _BUSY_THREADS // threads)
-    waves = -(-blocks // (bounds.multiprocessors * resident))
-    last = min(blocks, bounds.multiprocessors * resident)
-    busy = min(_BUSY_THREADS, -(-last // bounds.multiprocessors) * threads)
-    return waves * per_thread * max(busy, 4 * bounds.warp)
+    return slices * (work + _COPY * copied / threads + _BARRIER)

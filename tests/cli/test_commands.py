@@ -253,8 +253,15 @@ def test_an_operator_that_tvm_lacks(tmp_path, capsys) -> None:
     [
         (["--target", "vulkan"], "unknown target 'vulkan'"),
         (["--target", "cuda:sm_12345"], "unknown CUDA arch 'sm_12345'"),
-        (["--strategies", "diagonal"], "unknown strategy 'diagonal'"),
-        (["--max-members", "0"], "max_members must be a positive integer"),
+        (["--strategies", "diagonal"], "--strategies: unknown strategy 'diagonal'"),
+        (["--max-members", "0"], "--max-members must be a positive integer, got 0"),
+        (["--max-operators", "-1"], "--max-operators must be a positive integer"),
+        (["--max-work-ratio", "0.5"], "--max-work-ratio must be a number of at least 1"),
+        (["--max-recompute", "nan"], "--max-recompute must be a number of at least 1"),
+        (["--max-shared-memory", "0"], "--max-shared-memory must be a positive integer"),
+        (["--max-registers", "0"], "--max-registers must be a positive integer"),
+        (["--min-occupancy", "2"], "--min-occupancy must be at most 1"),
+        (["--max-build-seconds", "-1"], "--max-build-seconds must be a number of at least 0"),
         (["--shape", "x"], "not of the form"),
         (["--shape", "x=1,2,3"], "x"),
         (["--shape", "z=1,3,16,16"], "z"),
@@ -274,7 +281,59 @@ def test_bad_plans(content, model, tmp_path, capsys) -> None:
 
 def test_a_plan_leaves_nothing_to_choose(model, tmp_path, capsys) -> None:
     arguments = ["verify", model, "--plan", str(tmp_path / "p.json"), "--deny", "relu"]
-    assert "leave out --strategies" in fails(arguments, capsys)
+    assert "leave out --deny" in fails(arguments, capsys)
+    message = fails([*arguments, "--max-work-ratio", "2"], capsys)
+    assert "leave out --deny and --max-work-ratio" in message
+
+
+def test_a_plan_that_is_not_text(model, tmp_path, capsys) -> None:
+    (tmp_path / "plan.json").write_bytes(b"\xff\xfe\x00\x80")
+    message = fails(["verify", model, "--plan", str(tmp_path / "plan.json")], capsys)
+    assert "--plan" in message and "plan.json is not text" in message
+
+
+def test_a_deny_pattern_that_matches_nothing_warns(model, capsys) -> None:
+    assert main(["plan", model, "--deny", "conv3d", "--deny", "relu"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "warning: --deny 'conv3d' matches no operator; did you mean 'conv2d'" in line
+
+
+def test_a_deny_pattern_that_matches_is_silent(model, capsys) -> None:
+    assert main(["plan", model, "--deny", "left*", "--deny", "conv2d"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_plan_as_html(model, tmp_path, capsys) -> None:
+    assert main(["plan", model, "--format", "html"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("<!DOCTYPE html>") and "<title>small: fusion plan</title>" in shown
+    assert main(["plan", model, "-o", str(tmp_path / "plan.html")]) == 0
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == shown
+
+
+def test_explain_a_node(model, capsys) -> None:
+    assert main(["explain", model, "--node", "left_relu"]) == 0
+    captured = capsys.readouterr()
+    assert "left_relu: relu" in captured.out and "In fused_" in captured.out
+    assert captured.err == ""
+
+
+def test_explain_as_json(model, capsys) -> None:
+    assert main(["explain", model, "--node", "left", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["node"] == "left"
+    assert [o["facts"]["op"] for o in data["operators"]] == ["conv2d", "add"]
+
+
+def test_explain_the_model(model, capsys) -> None:
+    assert main(["explain", model]) == 0
+    assert "groups weighed" in capsys.readouterr().out
+
+
+def test_explain_an_unknown_node(model, capsys) -> None:
+    message = fails(["explain", model, "--node", "left_rel"], capsys)
+    assert "no node 'left_rel'; did you mean 'left_relu'" in message
 
 
 def test_compile_into_a_folder_that_is_not_there(model, tmp_path, capsys) -> None:

@@ -10,12 +10,13 @@ import warnings
 
 import pytest
 
+from tvm_fusion import config
 from tvm_fusion.cli import app as program
 from tvm_fusion.cli import main
-from tvm_fusion.cli.command import parse_shapes, stage
+from tvm_fusion.cli.command import ModelOptions, option, parse_shapes, stage
 from tvm_fusion.errors import TargetError
 
-COMMANDS = ["plan", "compile", "run", "verify", "bench"]
+COMMANDS = ["plan", "explain", "compile", "run", "verify", "bench"]
 
 
 def error_line(capsys) -> str:
@@ -86,12 +87,29 @@ def test_module_and_program_are_the_same() -> None:
         (["plan", "m.onnx", "--dtype", "int8"], "'--dtype'"),
         (["plan", "m.onnx", "--format", "xml"], "'--format'"),
         (["plan", "m.onnx", "--max-depth", "many"], "'--max-depth'"),
+        (["plan", "m.onnx", "--balance", "tilt"], "'--balance'"),
+        (["plan", "m.onnx", "--preset", "rnn"], "'--preset'"),
+        (["explain", "m.onnx", "--format", "html"], "'--format'"),
+        (["run", "m.so", "--seed", "-1"], "'--seed'"),
+        (["verify", "m.onnx", "--seed", "-1"], "'--seed'"),
+        (["bench", "m.onnx", "--seed", "-1"], "'--seed'"),
         (["compile", "m.onnx"], "Missing option '--output'"),
     ],
 )
 def test_bad_usage(arguments, message, capsys) -> None:
     assert main(arguments) == 2
     assert message in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("field", "choices"), [("balance", config.BALANCES), ("preset", config.PRESETS)]
+)
+def test_choices_are_those_of_the_configuration(field, choices, capsys) -> None:
+    for choice in choices:
+        assert getattr(ModelOptions("m.onnx", **{field: choice}).config(), field) == choice
+    assert main(["plan", "m.onnx", option(field), "no-such"]) == 2
+    message = error_line(capsys)
+    assert all(repr(choice) in message for choice in choices)
 
 
 def raising(error: BaseException):

@@ -112,6 +112,9 @@ def test_wheel(wheel, clean, tmp_path) -> None:
         "cli/app.py",
         "schedules/__init__.py",
         "build/__init__.py",
+        "report/templates/plan.html.j2",
+        "report/templates/plan.css",
+        "report/templates/plan.js",
     ):
         assert f"tvm_fusion/{name}" in names
     # Only the package: no tests, no top-level "schedules", nothing of the build.
@@ -140,6 +143,7 @@ def test_sdist(sdist, wheel, clean, tmp_path) -> None:
         "setup.py",
         "tests/conftest.py",
         "tvm_fusion/csrc/reachability.h",
+        "tvm_fusion/report/templates/plan.css",
     ):
         assert name in names
     assert not [name for name in names if name.endswith(".so")]

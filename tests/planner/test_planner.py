@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from tvm_fusion.compat import relax
-from tvm_fusion.config import FusionConfig
-from tvm_fusion.devices import device_for
+from tvm_fusion.config import BALANCES, PRESETS, STRATEGIES
 from tvm_fusion.errors import PlanError
-from tvm_fusion.graph.relax import from_relax
-from tvm_fusion.planner import Plan, TargetInfo
-from tvm_fusion.planner.assemble import make_plan, proposals_of
-from tvm_fusion.targets import parse_target
+from tvm_fusion.guards.base import OUTCOMES, REASONS
+from tvm_fusion.planner import Plan
+from tvm_fusion.planner.assemble import proposals_of
+from tvm_fusion.testing.blocks import resnet_bottleneck
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
-
-DEVICE = device_for(parse_target("cuda:sm_90"))
-
-
-def planned(module, **options):
-    graph = from_relax(module).graph
-    return make_plan(graph, DEVICE, TargetInfo("cuda", "sm_90"), FusionConfig(**options))
+from tvm_fusion.testing.named_blocks import NAMED_BLOCKS, named_block
+from tvm_fusion.testing.plans import graph_of, planned, solved
+from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 
 
 def test_the_four_convolutions():
@@ -32,25 +28,41 @@ def test_the_four_convolutions():
     assert plan.totals.bytes_before == 34 * 2**20 + weights
     assert plan.totals.bytes_after == 4 * 2**20 + weights
     (group,) = plan.groups
-    assert group.options == {"form": "collapsed", "join": "add"}
+    assert (group.strategy, group.options) == ("horizontal", {"form": "collapsed", "join": "add"})
     assert group.flops_after * 4 < group.flops_before + 4 * 2**20
 
 
-def test_the_four_convolutions_with_relu():
-    plan = planned(parallel_convs(4, relu=True))
-    assert (plan.totals.launches_before, plan.totals.launches_after) == (11, 1)
-    assert plan.groups[0].options["form"] == "merged"
+def test_branches_of_chains_are_compound():
+    """Vertical in each branch, then horizontal over the branches; the parts say so."""
+    (group,) = planned(parallel_convs(4, relu=True, channels=16, spatial=14, join=None)).groups
+    assert group.strategy == "compound" and group.options["form"] == "merged"
+    assert [(p.strategy, p.nodes) for p in group.parts] == [
+        *(("vertical", (f"conv{i}", f"relu{i}")) for i in range(4)),
+        ("horizontal", ("conv0", "conv1", "conv2", "conv3")),
+    ]
+    assert all(0 < p.predicted_us < group.predicted_us_before for p in group.parts)
+    (group,) = planned(parallel_convs(4, channels=16, spatial=14, join=None)).groups
+    assert group.strategy == "horizontal" and group.parts == ()
 
 
 @pytest.mark.parametrize(
     ("members", "launches", "sizes"), [(6, 1, [6]), (7, 2, [6, 1]), (8, 2, [6, 2])]
 )
 def test_more_branches_than_the_limit(members, launches, sizes):
-    plan = planned(parallel_convs(members, relu=True))
+    plan = planned(parallel_convs(members, relu=True, channels=16, spatial=14, join=None))
     assert plan.totals.launches_after == launches
     assert [g.members for g in plan.groups] == sizes
     told = {r.reason for r in plan.rejected}
     assert told == (set() if members <= 6 else {"group_too_large"})
+
+
+@pytest.mark.parametrize("members", [7, 8, 12])
+def test_a_long_sum_is_in_no_group_larger_than_the_limit(members):
+    plan = planned(parallel_convs(members, relu=True, channels=16, spatial=14))
+    assert max(g.members for g in plan.groups) == 6
+    (told,) = [r for r in plan.rejected if len(r.nodes) == members]
+    assert told.reason == "group_too_large"
+    assert told.numbers == {"members": members, "max_members": 6}
 
 
 def test_twenty_summed_convolutions_collapse_whatever_the_limit():
@@ -66,19 +78,24 @@ def test_towers_of_other_shape_are_refused_and_stay_vertical():
     assert [(r.reason, r.nodes) for r in plan.rejected] == [("shape_mismatch", ("c0", "c1"))]
 
 
-def test_a_bottleneck_is_all_vertical():
-    b = ModuleBuilder()
-    x = b.input("x", (1, 64, 14, 14))
-    y = b.relu("r1", b.bias("b1", b.conv("c1", x, 16, 1)))
-    y = b.relu("r2", b.bias("b2", b.conv("c2", y, 16, 3)))
-    y = b.bias("b3", b.conv("c3", y, 64, 1))
-    plan = planned(b.finish(b.relu("r3", b.add("add", y, x))))
+def test_a_bottleneck_without_pairs_of_anchors():
+    """Vertical alone, each convolution its own kernel: three chains, the last one with the sum."""
+    module = resnet_bottleneck(channels=64, width=16, size=14)
+    plan = planned(module, strategies="vertical", max_depth=4)
     assert [g.nodes for g in plan.groups] == [
-        ("c1", "b1", "r1"),
-        ("c2", "b2", "r2"),
-        ("c3", "b3", "add", "r3"),
+        ("reduce_conv", "reduce_bias", "reduce_relu"),
+        ("middle_conv", "middle_bias", "middle_relu"),
+        ("expand_conv", "expand_bias", "shortcut", "out"),
     ]
-    assert {r.reason for r in plan.rejected} == {"no_template"}
+    refused = {r.nodes: r.reason for r in plan.rejected}
+    assert refused[("reduce_relu", "middle_conv")] == "no_template"
+    assert len(refused) == 2
+
+
+def test_products_with_norms_are_one_partitioned_launch():
+    (group,) = planned(dense_norm_heads()).groups
+    assert (group.strategy, group.options["form"]) == ("compound", "partitioned")
+    assert group.members == 4 and [p.strategy for p in group.parts] == ["vertical"] * 4
 
 
 def test_strategies_can_be_left_out():
@@ -108,27 +125,105 @@ def test_recompute_names_the_factor():
     assert refusal.reason == "recompute" and refusal.numbers["factor"] == 4096
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_plans_of_random_graphs(seed):
-    """Groups are disjoint and jointly acyclic, nothing gets lost, and the same graph gives the same plan."""
-    module = random_module(seed, operators=25)
-    graph = from_relax(module).graph
-    plan = planned(module)
+def check_plan(module, plan):
+    """Groups are disjoint and jointly acyclic, nothing gets lost, and what stays apart is explained."""
+    graph = graph_of(module)
     nodes = [n for g in plan.groups for n in g.nodes]
     assert len(nodes) == len(set(nodes))
     assert graph.is_jointly_acyclic([g.nodes for g in plan.groups])
     alone = {u.node for u in plan.ungrouped}
-    assert set(nodes) | alone == {o.name for o in graph.operators if o.does_work}
+    working = {o.name for o in graph.operators if o.does_work}
+    assert (set(nodes) & working) | alone == working and not alone & set(nodes)
+    assert plan.operators == len(working)
+    assert plan.totals.launches_before == len(working)
     assert plan.totals.launches_after == len(plan.groups) + len(alone)
-    assert plan.totals.predicted_us_after <= plan.totals.predicted_us_before
-    assert plan == planned(module)
-    # every edge between working operators is inside a group or explained
+    for group in plan.groups:
+        inside = [n for branch in group.branches for n in branch]
+        assert len(inside) == len(set(inside)) and set(inside) <= set(group.nodes)
+        assert group.predicted_us_after < group.predicted_us_before
+        assert all(set(part.nodes) <= set(group.nodes) for part in group.parts)
+    check_refusals(graph, plan)
+
+
+def check_refusals(graph, plan):
+    for refusal in plan.rejected:
+        assert refusal.reason in REASONS and refusal.detail and refusal.outcome in OUTCOMES[1:]
     explained = {r.nodes for r in plan.rejected}
     for operator in graph.operators:
         for before in graph.predecessors(operator):
             group = plan.group_of(operator.name)
             inside = group is not None and before.name in group.nodes
-            assert inside or (before.name, operator.name) in explained
+            if operator.does_work and before.does_work and not inside:
+                assert (before.name, operator.name) in explained
+    assert {u.reason for u in plan.ungrouped} <= set(REASONS)
+
+
+def check_search(plan, solution):
+    """The search is exact, and its saving is the plan's."""
+    assert plan.search.exact == plan.search.regions and plan.search.gap_us == 0
+    saving = plan.totals.predicted_us_before - plan.totals.predicted_us_after
+    assert saving == pytest.approx(sum(c.saving for c in solution.chosen), abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_of_random_graphs(seed):
+    module = random_module(seed, operators=15 + seed)
+    options = {"balance": BALANCES[seed % 3], "preset": PRESETS[seed % 4]}
+    device = ("cuda:sm_90", "cuda:sm_75", "llvm")[seed % 3]
+    plan = planned(module, device, **options)
+    check_plan(module, plan)
+    check_search(plan, solved(module, device, **options))
+    assert plan == planned(module, device, **options)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", [n for n in NAMED_BLOCKS if n != "bert_batch8"])
+def test_plans_of_the_named_blocks(name):
+    """In both widths, each for another device."""
+    for dtype, device in (("float32", "cuda:sm_120"), ("float16", "cuda:sm_80")):
+        module = named_block(name, dtype)
+        plan = planned(module, device)
+        check_plan(module, plan)
+        assert plan == planned(module, device)
+
+
+SUBSETS = [s for n in range(1, 5) for s in itertools.combinations(STRATEGIES, n)]
+
+
+def check_more_is_no_worse(module, **options):
+    """Adding a strategy adds candidates; the optimum can only fall."""
+    graph = graph_of(module)
+    after = {s: planned(graph, strategies=s, **options).totals.predicted_us_after for s in SUBSETS}
+    for fewer, more in itertools.permutations(SUBSETS, 2):
+        if set(fewer) < set(more):
+            assert after[more] <= after[fewer] + 1e-3, f"{fewer} against {more}"
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_another_strategy_never_costs_time_on_random_graphs(seed):
+    check_more_is_no_worse(random_module(seed, operators=25), balance=BALANCES[seed % 3])
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize(
+    "name", ["repvgg", "fire", "csp", "bottleneck_projection", "four_convs_relu"]
+)
+def test_another_strategy_never_costs_time_in_blocks(name, balance):
+    check_more_is_no_worse(named_block(name), balance=balance)
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "dense_norm_heads", "fire", "cross_1_2", "csp"])
+def test_a_plan_gives_back_what_was_chosen(name):
+    """Through JSON and onto the graph again: the same proposals, anchors and members included."""
+    module = named_block(name)
+    plan = Plan.from_json(planned(module).to_json())
+    assert proposals_of(plan, graph_of(module)) == [c.proposal for c in solved(module).chosen]
+
+
+def test_the_search_and_the_plan_agree_on_what_is_exact():
+    plan = planned(named_block("inception"))
+    assert plan.search.regions >= 1 and plan.search.exact == plan.search.regions
+    assert (plan.search.bounded, plan.search.gap_us) == (0, 0.0)
 
 
 def test_json_round_trip():
@@ -172,6 +267,6 @@ def test_broken_plans_are_refused(change, message):
 
 def test_a_plan_of_another_model_is_refused():
     plan = planned(parallel_convs(4, relu=True, spatial=16))
-    other = from_relax(random_module(1)).graph
+    other = graph_of(random_module(1))
     with pytest.raises(PlanError, match="which the model lacks"):
         proposals_of(plan, other)

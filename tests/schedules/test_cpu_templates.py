@@ -1,10 +1,13 @@
 """CPU templates: which one fires, and numbers against the unscheduled function."""
 
+import math
+
 import numpy as np
 import pytest
 from tvm_fusion.schedules import registry
 from tvm_fusion.schedules.analysis import nodes_of, structure
 from tvm_fusion.schedules.cpu.narrow import widen_operands
+from tvm_fusion.schedules.cpu.split import join_stages, split_stages
 from tvm_fusion.schedules.cpu.templates import (
     CpuContraction,
     CpuElementwise,
@@ -64,6 +67,65 @@ def two_outputs(builder, x, w):
 def prologue(builder, x, scale, w):
     value = builder.emit(op.sigmoid(builder.emit(op.multiply(x, scale))))
     return builder.emit(op.nn.conv2d(value, w, padding=1))
+
+
+def projection(builder, x, w, bias, y, v):
+    """Anchors of other inputs, strides and reduction lengths in one sum."""
+    left = builder.emit(op.add(builder.emit(op.nn.conv2d(x, w, padding=1)), bias))
+    right = builder.emit(op.nn.conv2d(y, v, strides=2))
+    return builder.emit(op.nn.relu(builder.emit(op.add(left, right))))
+
+
+def projection_nhwc(builder, x, w, y, v):
+    left = builder.emit(op.nn.conv2d(x, w, padding=1, **CHANNELS_LAST))
+    right = builder.emit(op.nn.conv2d(y, v, strides=2, **CHANNELS_LAST))
+    return builder.emit(op.nn.relu(builder.emit(op.add(left, right))))
+
+
+def three_joined(builder, x, w, v, u):
+    """The first two results wait in memory for the third."""
+    parts = [builder.emit(op.nn.conv2d(x, weight)) for weight in (w, v, u)]
+    total = builder.emit(op.maximum(builder.emit(op.multiply(parts[0], parts[1])), parts[2]))
+    return builder.emit(op.sigmoid(total))
+
+
+def gate(builder, s, w, bias, x):
+    weights = builder.emit(op.sigmoid(builder.emit(op.add(builder.emit(op.matmul(s, w)), bias))))
+    count = int(weights.ty.shape[1])
+    return builder.emit(op.multiply(builder.emit(op.reshape(weights, (1, count, 1, 1))), x))
+
+
+def depthwise_pointwise(builder, x, w, bias, v):
+    count = int(x.ty.shape[1])
+    value = builder.emit(op.nn.conv2d(x, w, padding=1, groups=count))
+    value = builder.emit(op.nn.relu(builder.emit(op.add(value, bias))))
+    return conv()(builder, value, v)
+
+
+def pointwise_depthwise(builder, x, v, w):
+    value = conv()(builder, x, v)
+    return conv(padding=1, groups=int(w.ty.shape[0]))(builder, value, w)
+
+
+def two_products(builder, x, w, bias, v):
+    return builder.emit(op.matmul(dense_gelu(builder, x, w, bias), v))
+
+
+def dense_residual_norm(builder, x, w, bias, shortcut, gamma, beta):
+    value = builder.emit(op.add(builder.emit(op.matmul(x, w)), bias))
+    return layer_norm(builder, builder.emit(op.add(value, shortcut)), gamma, beta)
+
+
+def norms_apart(builder, x, w, gamma, y, v):
+    return [
+        builder.emit(op.nn.rms_norm(builder.emit(op.matmul(a, b)), gamma, axes=[-1]))
+        for a, b in ((x, w), (y, v))
+    ]
+
+
+def concat_with_copy(builder, x, w, y, bias):
+    parts = [conv(padding=1)(builder, x, w), builder.emit(op.add(y, bias)), x]
+    return builder.emit(emit_concat_stores(builder, parts, 1))
 
 
 def split_channels(builder, x, w):
@@ -166,6 +228,48 @@ CASES = {
         concat_branches,
     ),
     "conv_joined": ("cpu_contraction", [(1, 8, 14, 14), (3, 6, 8, 3, 3), (3, 6)], joined),
+    "projection": (
+        "cpu_contraction",
+        [(1, 16, 14, 14), (24, 16, 3, 3), (1, 24, 1, 1), (1, 40, 28, 28), (24, 40, 1, 1)],
+        projection,
+    ),
+    "projection_nhwc": (
+        "cpu_contraction",
+        [(1, 13, 13, 16), (24, 3, 3, 16), (1, 25, 25, 40), (24, 1, 1, 40)],
+        projection_nhwc,
+    ),
+    "three_joined": (
+        "cpu_contraction",
+        [(1, 16, 7, 7)] + [(24, 16, 1, 1)] * 3,
+        three_joined,
+    ),
+    "gate": ("cpu_contraction", [(1, 8), (8, 32), (32,), (1, 32, 14, 14)], gate),
+    "depthwise_pointwise": (
+        "cpu_contraction",
+        [(1, 16, 14, 14), (16, 1, 3, 3), (1, 16, 1, 1), (24, 16, 1, 1)],
+        depthwise_pointwise,
+    ),
+    "pointwise_depthwise": (
+        "cpu_contraction",
+        [(1, 16, 13, 13), (24, 16, 1, 1), (24, 1, 3, 3)],
+        pointwise_depthwise,
+    ),
+    "two_products": ("cpu_contraction", [(67, 96), (96, 24), (24,), (24, 96)], two_products),
+    "dense_norm": (
+        "cpu_contraction",
+        [(13, 96), (96, 64), (64,), (13, 64), (64,), (64,)],
+        dense_residual_norm,
+    ),
+    "norms_apart": (
+        "cpu_contraction",
+        [(13, 96), (96, 64), (64,), (13, 40), (40, 64)],
+        norms_apart,
+    ),
+    "concat_with_copy": (
+        "cpu_contraction",
+        [(1, 16, 14, 14), (24, 16, 3, 3), (1, 8, 14, 14), (1, 8, 1, 1)],
+        concat_with_copy,
+    ),
     "dense": ("cpu_contraction", [(67, 96), (96, 100), (100,)], dense_gelu),
     "dense_transposed": ("cpu_contraction", [(16, 96), (100, 96)], transposed_product),
     "dense_1000": ("cpu_contraction", [(1, 256), (256, 1000), (1000,)], dense_gelu),
@@ -355,3 +459,93 @@ def test_a_prologue_is_computed_once_and_not_for_every_filter():
     updates = [str(sch.get(block.handle).body) for block in structure(sch).reductions]
     assert updates and not any("T.max" in update for update in updates)
     assert "T.max" in sch.mod.script()
+
+
+def stages_of(name, dtype="float32"):
+    """The scheduled function of a case and its top-level loop nests."""
+    _, shapes, make = CASES[name]
+    scheduled, _ = registry.schedule(group_function(group_module(shapes, dtype, make)), LLVM)
+    return scheduled, tirx.stmt_list(scheduled.body.block.body)
+
+
+def computing(nests, text):
+    """Numbers of the loop nests in whose body some text occurs."""
+    return [number for number, nest in enumerate(nests) if text in str(nest)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stage_with_several_results_is_parallel(name):
+    _, nests = stages_of(name)
+    for nest in nests:
+        results = [
+            math.prod(int(extent) for extent in region.source.ty.shape)
+            for block in nodes_of(nest, s_tir.SBlock)
+            for region in block.writes
+        ]
+        assert max(results) == 1 or nest.kind == tirx.ForKind.PARALLEL
+
+
+@pytest.mark.parametrize("name", ["projection", "projection_nhwc", "three_joined"])
+def test_every_joined_anchor_is_tiled(name):
+    """The epilogue is computed with the last anchor; the others are tiled all the same."""
+    _, nests = stages_of(name)
+    anchors = computing(nests, "_update")
+    assert len(anchors) == (3 if name == "three_joined" else 2)
+    for number in anchors:
+        kinds = {loop.kind for loop in nodes_of(nests[number], tirx.For)}
+        assert tirx.ForKind.VECTORIZED in kinds and tirx.ForKind.UNROLLED in kinds
+    assert computing(nests, "sigmoid" if name == "three_joined" else "T.max(") == anchors[-1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("dense_norm", "x3["),  # the shortcut, which a layer norm would read in three passes
+        ("two_products", "T.erf("),
+        ("depthwise_pointwise", "x2["),
+        ("dense", "T.erf("),
+    ],
+)
+def test_what_follows_an_anchor_is_computed_in_its_tile(name, work):
+    _, nests = stages_of(name)
+    assert computing(nests, work) == computing(nests, "_update")[:1]
+
+
+def test_members_of_a_concatenation_store_into_their_slices():
+    _, nests = stages_of("concat_with_copy")
+    stores = computing(nests, "concat_store")
+    assert len(stores) == 3 and stores[0] in computing(nests, "_update")
+    for number in stores:
+        kinds = {loop.kind for loop in nodes_of(nests[number], tirx.For)}
+        assert tirx.ForKind.VECTORIZED in kinds
+
+
+def test_padded_tiles_store_whole_vectors():
+    """13 × 13 results fill no whole tile; 14 × 14 are a multiple of four."""
+    for name, vectors in (("conv_13x13", False), ("projection", True)):
+        _, nests = stages_of(name)
+        block = next(
+            realize
+            for realize in nodes_of(nests[-1], s_tir.SBlockRealize)
+            if "T.max(" in str(realize.block.body)
+        )
+        loops = [
+            loop.loop_var
+            for loop in nodes_of(nests[-1], tirx.For)
+            if loop.kind == tirx.ForKind.VECTORIZED
+        ]
+        used = nodes_of(block.predicate, tirx.Var)
+        assert used and any(v.same_as(u) for v in loops for u in used) == vectors
+
+
+@pytest.mark.parametrize("name", ["projection", "dense_norm", "concat_with_copy", "conv_13x13"])
+def test_stages_are_put_back_as_they_were(name):
+    _, shapes, make = CASES[name]
+    sch = s_tir.Schedule(group_function(group_module(shapes, "float32", make)))
+    parts = split_stages(sch)
+    assert sum(len(tirx.stmt_list(p.body.block.body)) for p in parts) == len(structure(sch).blocks)
+    mod = group_module(shapes, "float32", make)
+    joined = join_stages(sch.mod["main"], parts).with_attr("tirx.is_scheduled", True)
+    check_numbers(
+        mod, joined.without_attr("global_symbol"), inputs_of(shapes, "float32"), "float32"
+    )

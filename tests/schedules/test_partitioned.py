@@ -19,19 +19,20 @@ from tvm_fusion.schedules.cuda.partitioned import Partitioned
 from tvm_fusion.compat import Target, relax, tirx, tvm
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
+from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores
 
 op = relax.op
 CHANNELS_LAST = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
 
 
-def cuda(arch):
+def chip(arch):
     return Target(
         {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024, "thread_warp_size": 32}
     )
 
 
-SM90 = cuda("sm_90")
+SM90 = chip("sm_90")
 
 
 def conv_relu(builder, x, w, **options):
@@ -77,8 +78,47 @@ def six_convolutions(builder, *inputs):
     return [conv_relu(builder, inputs[i], inputs[6 + i]) for i in range(6)]
 
 
+def copies(builder, x, w, v):
+    """Two branches and the input itself, which is copied into its slice."""
+    parts = [conv_relu(builder, x, w, padding=1), x, builder.emit(op.nn.conv2d(x, v))]
+    return builder.emit(emit_concat_stores(builder, parts, 1))
+
+
+def copies_alone(builder, x, y):
+    return builder.emit(emit_concat_stores(builder, [x, y, x], 1))
+
+
+def short_rows(builder, x, y):
+    """Rows shorter than a warp: threads read what they wrote, which a linear thread index hides from TVM."""
+    return [builder.emit(op.nn.softmax(x)), builder.emit(op.nn.softmax(y))]
+
+
+def whole_groups(builder, x, deep, wide, a, b, scale, shift, y, p, gate):
+    """Vertical and cross groups side by side: back to back, anchor and row, gate, pooling."""
+    inner = conv_relu(builder, x, deep, padding=1, groups=8)
+    row = op.nn.layer_norm(builder.emit(op.matmul(a, b)), scale, shift, axes=[-1])
+    sigmoid = builder.emit(op.sigmoid(builder.emit(op.nn.conv2d(p, gate))))
+    return [
+        conv_relu(builder, inner, wide),
+        builder.emit(row),
+        builder.emit(op.multiply(y, sigmoid)),
+        builder.emit(op.nn.layer_norm(a, shift, scale, axes=[-1])),
+        builder.emit(op.nn.avg_pool2d(x, (3, 3), padding=1)),
+    ]
+
+
 # name: input shapes, group, number of members
 CASES = {
+    "copies": ([(1, 16, 12, 12), (8, 16, 3, 3), (12, 16, 1, 1)], copies, 3),
+    "copies_alone": ([(1, 16, 13, 13), (1, 3, 13, 13)], copies_alone, 3),
+    "short_rows": ([(50, 12), (6, 700)], short_rows, 2),
+    "short_rows_twice": ([(50, 12), (50, 12)], short_rows, 2),
+    "whole_groups": (
+        [(1, 8, 10, 10), (8, 1, 3, 3), (16, 8, 1, 1), (9, 40), (40, 40), (40,), (40,)]
+        + [(1, 24, 8, 8), (1, 10, 1, 1), (24, 10, 1, 1)],
+        whole_groups,
+        5,
+    ),
     "two_towers": ([(1, 16, 14, 14), (32, 16, 3, 3)] * 2, two_towers, 2),
     "fire": ([(1, 16, 13, 13), (32, 16, 1, 1), (32, 16, 3, 3)], fire, 2),
     "fire_channels_last": (
@@ -127,10 +167,10 @@ def test_one_launch_with_right_numbers(name, dtype):
 def test_nvcc_accepts_it(arch, tmp_path):
     shapes, make, _ = CASES["mixed"]
     scheduled, _ = registry.schedule(
-        group_function(group_module(shapes, "float16", make)), cuda(arch)
+        group_function(group_module(shapes, "float16", make)), chip(arch)
     )
     path = tmp_path / "kernel.cu"
-    path.write_text(cuda_emulation.cuda_source(scheduled, cuda(arch)))
+    path.write_text(cuda_emulation.cuda_source(scheduled, chip(arch)))
     subprocess.run(
         ["nvcc", "-cubin", f"-arch={arch}", "-o", str(tmp_path / "kernel.cubin"), str(path)],
         check=True,
@@ -145,6 +185,57 @@ def test_blocks_are_the_sum_and_threads_the_maximum():
     assert launch.grid == (sum(part.size(BLOCK_TAGS) for part in parts), 1, 1)
     assert launch.block == (max(part.size(THREAD_TAGS) for part in parts), 1, 1)
     assert len({part.size(THREAD_TAGS) for part in parts}) > 1
+
+
+def test_a_member_of_many_threads_takes_fewer_beside_one_of_few():
+    def make(builder, a, b, x, w):
+        return [builder.emit(op.matmul(a, b)), conv_relu(builder, x, w)]
+
+    shapes = [(1, 300), (300, 50), (1, 8, 10, 10), (12, 8, 1, 1)]
+    func = group_function(group_module(shapes, "float32", make))
+    alone = [cuda_emulation.launch_of(registry.schedule(p, SM90)[0]) for p in split_members(func)]
+    assert alone[0].block[0] * alone[0].block[1] > 256
+    assert cuda_emulation.launch_of(Partitioned().apply(func, SM90)).block[0] <= 256
+
+
+def test_members_of_many_threads_keep_them():
+    def make(builder, a, b, c):
+        return [builder.emit(op.matmul(a, b)), builder.emit(op.matmul(a, c))]
+
+    func = group_function(group_module([(1, 300), (300, 50), (300, 50)], "float32", make))
+    (first, second) = [
+        lower_member(registry.schedule(p, SM90)[0], SM90) for p in split_members(func)
+    ]
+    assert first.size(THREAD_TAGS) == second.size(THREAD_TAGS) > 256
+    launch = cuda_emulation.launch_of(Partitioned().apply(func, SM90))
+    assert launch.block[0] == first.size(THREAD_TAGS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_concatenation_with_the_shortcut_and_what_follows_it(cuda, dtype, layout):
+    b = ModuleBuilder(dtype, layout)
+    extent = (1, 16, 11, 11) if layout == "NCHW" else (1, 11, 11, 16)
+    after = (1, 36, 11, 11) if layout == "NCHW" else (1, 11, 11, 36)
+    x, y = b.input("x", extent), b.input("y", after)
+    parts = [b.relu("relu0", b.conv("conv0", x, 8, 3)), x, b.conv("conv1", x, 12, 1)]
+    total = b.add("add", b.bias("bias", b.concat("concat", parts)), y)
+    mod = b.finish(b.relu("relu", total))
+    options = {"form": "partitioned", "join": "concat", "shortcut": "identity"}
+    cuda.check_group(cuda.group(mod, "cross", dtype, **options), "partitioned", positions=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vertical_groups_side_by_side(cuda, dtype):
+    """Four projections with layer norms of other widths, as a compound group."""
+    b = ModuleBuilder(dtype)
+    x = b.input("x", (9, 48))
+    members = [
+        b.layer_norm(f"norm{i}", b.dense(f"dense{i}", x, columns))
+        for i, columns in enumerate((32, 64, 40, 100))
+    ]
+    group = cuda.group(b.finish(*members), "compound", dtype, form="partitioned", join="apart")
+    cuda.check_group(group, "partitioned")
 
 
 def shared_bytes(source):
@@ -168,7 +259,7 @@ def test_refuses_what_does_not_fit_in_shared_memory():
     shapes, make, _ = CASES["two_towers"]
     func = group_function(group_module(shapes, "float32", make))
     parts = [lower_member(registry.schedule(part, SM90)[0], SM90) for part in split_members(func)]
-    assert merge_members(func, parts, 0) is None
+    assert merge_members(func, parts, 0, SM90) is None
 
 
 @pytest.mark.parametrize(
@@ -243,6 +334,24 @@ def test_group_attributes_are_kept():
     assert "T.launch_thread" in scheduled.script() and scheduled.script().count("T.sblock(") == 1
 
 
+def test_refuses_a_barrier_that_would_stand_under_a_condition():
+    lane = tirx.Var("lane", "int32")
+    shared = tirx.decl_buffer((32,), "float32", "stage", scope="shared", layout=None)
+    write = tirx.BufferStore(shared, tirx.const(1.0, "float32"), [lane])
+    read = tirx.BufferStore(shared, shared[31 - lane], [lane])
+
+    def member(body):
+        extents = {"threadIdx.x": 32, "blockIdx.x": 2}
+        return FlatMember([], [body], {lane: "threadIdx.x"}, extents, [shared])
+
+    both = tirx.SeqStmt([write, read])
+    func = tirx.PrimFunc([], both)
+    apart = [member(tirx.SeqStmt([write, read])) for _ in range(2)]
+    under = [member(tirx.IfThenElse(lane < 16, both, None)) for _ in range(2)]
+    assert merge_members(func, apart, 49152, SM90) is not None
+    assert merge_members(func, under, 49152, SM90) is None
+
+
 def flat_member(threads, barrier_under_lane):
     """Return a member with one barrier, under a condition that differs between threads or not."""
     lane = tirx.Var("lane", "int32")
@@ -262,4 +371,4 @@ def flat_member(threads, barrier_under_lane):
 def test_surplus_threads_reach_every_barrier_or_it_is_refused(threads, barrier_under_lane, merges):
     members = [flat_member(count, barrier_under_lane) for count in threads]
     func = tirx.PrimFunc([], members[0].body[0])
-    assert (merge_members(func, members, 49152) is not None) == merges
+    assert (merge_members(func, members, 49152, SM90) is not None) == merges

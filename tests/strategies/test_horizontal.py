@@ -90,3 +90,70 @@ def test_decomposition_of_a_body():
     shape = decompose(graph, [o.name for o in graph.operators])
     assert [b.head for b in shape.branches] == ["conv0", "conv1", "conv2"]
     assert shape.join.kind == "add" and shape.tail == ()
+
+
+def test_more_than_the_limit_returned_apart():
+    """The whole set is proposed for the guard's reason, then pieces that fit, then smaller ones."""
+    found = proposed(parallel_convs(8, channels=4, spatial=6, relu=True, join=None))
+    chains = [p for p in found if len(p.operators) == 2 * len(p.members)]
+    assert [len(p.members) for p in chains] == [8, 6, 2, 3, 3]
+
+
+def test_a_last_one_stays_alone():
+    found = proposed(parallel_convs(7, channels=4, spatial=6, join=None))
+    assert [len(p.members) for p in found] == [7, 6, 3, 3]
+
+
+def test_the_heads_alone_are_a_part_to_compare_with():
+    found = proposed(parallel_convs(3, channels=8, spatial=6, relu=True))
+    (bare,) = [p for p in found if p.operators == ("conv0", "conv1", "conv2")]
+    assert (bare.option("form"), bare.option("join")) == ("merged", "apart")
+    without = proposed(parallel_convs(3, channels=8, spatial=6, join=None))
+    assert [p.operators for p in without] == [("conv0", "conv1", "conv2")]
+
+
+def test_products_of_one_input():
+    b = ModuleBuilder()
+    x = b.input("x", (16, 32))
+    p = largest(b.finish(*(b.dense(n, x, width) for n, width in (("q", 8), ("k", 8), ("v", 16)))))
+    assert p.option("form") == "merged" and [m[0] for m in p.members] == ["q", "k", "v"]
+
+
+def test_grouped_convolutions_are_not_merged():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    p = largest(b.finish(b.conv("a", x, 8, groups=8), b.conv("b", x, 8, groups=8)))
+    assert p.option("form") == "partitioned"
+
+
+def test_a_sum_with_a_bias_in_each_branch_is_still_linear():
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 6, 6))
+    y = b.add("sum", *(b.bias(f"b{i}", b.conv(f"c{i}", x, 8)) for i in range(2)))
+    assert largest(b.finish(b.relu("relu", y))).option("form") == "collapsed"
+    b = ModuleBuilder()
+    x, other = b.input("x", (1, 8, 6, 6)), b.input("other", (1, 8, 6, 6))
+    y = b.add("sum", *(b.add(f"a{i}", b.conv(f"c{i}", x, 8), other) for i in range(2)))
+    assert largest(b.finish(y)).option("form") != "collapsed"
+
+
+def test_readers_of_one_tensor():
+    """They load it once; those that meet again belong to a vertical chain."""
+    b = ModuleBuilder()
+    y = b.op("root", relax.op.nn.softmax(b.input("x", (64, 64)), axis=0))
+    results = [b.relu("relu", y), b.op("tanh", relax.op.tanh(y)), b.op("exp", relax.op.exp(y))]
+    p = largest(b.finish(*results))
+    assert p.operators == ("relu", "tanh", "exp")
+    assert (p.option("form"), p.option("join")) == ("elementwise", "apart")
+    b = ModuleBuilder()
+    y = b.op("root", relax.op.nn.softmax(b.input("x", (64, 64)), axis=0))
+    met = b.add("sum", b.relu("relu", y), b.op("tanh", relax.op.tanh(y)))
+    assert proposed(b.finish(met)) == []
+
+
+def test_operators_that_read_each_other_are_no_readers():
+    b = ModuleBuilder()
+    y = b.op("root", relax.op.nn.softmax(b.input("x", (64, 64)), axis=0))
+    relu = b.relu("relu", y)
+    module = b.finish(relu, b.op("product", relax.op.multiply(y, relu)))
+    assert proposed(module) == []

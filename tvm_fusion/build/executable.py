@@ -13,6 +13,7 @@ from ..compat import Target, relax, tvm
 from ..errors import TargetError
 from ..planner.plan import Plan
 from ..targets import parse_target, runs_here
+from .cuda_source import device_sources
 from .library import export_library, load_library
 from .signature import Signature, TensorSpec, signature_in
 
@@ -132,12 +133,6 @@ class CompiledModel(LoadedModel):
         """Names of the kernels in those sources, in order."""
         found = (_KERNEL.findall(source) for source in self.cuda_sources())
         return list(dict.fromkeys(name for names in found for name in names))
-
-
-def device_sources(module: Any) -> list[str]:
-    """CUDA source of a runtime module and what it imports."""
-    own = [module.inspect_source()] if module.kind == "cuda" else []
-    return own + [s for imported in module.imports for s in device_sources(imported)]
 
 
 def device_for_run(target: Target) -> Any:

@@ -1,55 +1,160 @@
-"""Plan → plan with what the compiler says of each kernel."""
+"""What the compiler says of groups: whether each is one kernel, and what that kernel takes."""
 
 from __future__ import annotations
 
-import dataclasses
+import concurrent.futures
+import os
+import re
+from collections.abc import Sequence
 
-from ..compat import Target, tvm
-from ..planner.plan import Plan
-from .executable import device_sources
-from .model import build_module, lower_plan
-from .ptxas import kernel_resources
+from ..compat import Target, structural_equal, structural_hash, tirx, tvm
+from ..errors import CompilerError, LoweringError
+from ..graph.relax import from_relax
+from ..guards import Resources
+from ..schedules import schedule
+from ..strategies.base import Proposal
+from ..transform.annotate import annotate
+from ..transform.lower_groups import lower_groups
+from ..transform.strip_fusion import strip
+from .cuda_source import cuda_source
+from .model import BUILD_ERRORS, last_line
+from .ptxas import KernelResources, kernel_resources
+
+#: A kernel's launch bound, which is its number of threads, and its name.
+_BOUND = re.compile(r"__launch_bounds__\((\d+)[^)]*\)\s+(\w+)\(")
 
 
-def with_resources(mod: tvm.IRModule, plan: Plan, target: Target) -> Plan:
-    """Lower and compile the kernels of a plan and fill in what they take.
+class KernelCompiler:
+    """The planner's ``compiler``: lowers and builds proposals of one model for one target.
 
     Parameters
     ----------
     mod : tvm.IRModule
-        Canonical module.
-    plan : Plan
-        Its plan.
+        Canonical module, annotated or not.
     target : Target
-        Complete target. For a CPU there are no registers to report; groups are lowered all the
-        same.
-
-    Returns
-    -------
-    Plan
-        Without the groups that cannot be one kernel; templates and, for CUDA, registers a thread,
-        spilled bytes a thread and shared bytes a block filled in.
-
-    Raises
-    ------
-    CompilerError
-        If nvcc is missing or rejects the generated code.
+        Complete target. For a CPU there are no registers to report; proposals are lowered all the
+        same, so that those without a kernel are known.
     """
-    lowered = lower_plan(mod, plan, target)
-    if target.kind.name != "cuda":
-        return lowered.plan
-    sources = device_sources(build_module(lowered.mod, target).mod)
-    arch = str(target.attrs["arch"])
-    found = {name: r for source in sources for name, r in kernel_resources(source, arch).items()}
-    groups = []
-    for group in lowered.plan.groups:
-        used = found.get(f"{lowered.kernels[group.id]}_kernel")
-        if used is not None:
-            group = dataclasses.replace(
-                group,
-                registers=used.registers,
-                spill_bytes=used.spill_bytes,
-                shared_bytes=used.shared_bytes,
+
+    def __init__(self, mod: tvm.IRModule, target: Target) -> None:
+        self._mod, _ = strip(mod)
+        self._found = from_relax(self._mod)
+        self._target = target
+        #: Kernels known so far, by structural hash: equal groups are compiled once.
+        self._known: dict[int, list[tuple[tirx.PrimFunc, Resources]]] = {}
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[Resources | None]:
+        """Say what each proposal takes.
+
+        Parameters
+        ----------
+        proposals : sequence of Proposal
+            Disjoint and jointly acyclic.
+
+        Raises
+        ------
+        CompilerError
+            If nvcc is missing, for a CUDA target.
+        """
+        lowered = self._lower(proposals)
+        new: dict[str, tirx.PrimFunc] = {}
+        out: list[Resources | None] = [None] * len(proposals)
+        for index, func in enumerate(lowered):
+            if isinstance(func, Resources):
+                out[index] = func
+            elif self._lookup(func) is None:
+                same = (f for f in new.values() if structural_equal(f, func))
+                if next(same, None) is None:
+                    new[f"kernel_{index}"] = func
+        self._build(new)
+        for index, func in enumerate(lowered):
+            if isinstance(func, tirx.PrimFunc):
+                out[index] = self._lookup(func)
+        return out
+
+    def _lookup(self, func: tirx.PrimFunc) -> Resources | None:
+        twins = self._known.get(structural_hash(func), ())
+        return next((r for f, r in twins if structural_equal(f, func)), None)
+
+    def _lower(self, proposals: Sequence[Proposal]) -> list[tirx.PrimFunc | Resources]:
+        """One PrimFunc per proposal, or why there is none."""
+        try:
+            return self._lower_together(proposals)
+        except (LoweringError, *BUILD_ERRORS) as err:
+            if len(proposals) == 1:
+                return [Resources(error=last_line(err))]
+        return [self._lower([proposal])[0] for proposal in proposals]
+
+    def _lower_together(self, proposals: Sequence[Proposal]) -> list[tirx.PrimFunc | Resources]:
+        groups = {f"group_{i}": p for i, p in enumerate(proposals)}
+        mod, kernels = lower_groups(annotate(self._mod, self._found, groups))
+        return [mod[kernels[name]] for name in groups]
+
+    def _build(self, funcs: dict[str, tirx.PrimFunc]) -> None:
+        """Schedule and compile functions and note what they take."""
+        scheduled: dict[str, tirx.PrimFunc] = {}
+        templates: dict[str, str] = {}
+        for name, func in funcs.items():
+            try:
+                made, templates[name] = schedule(func, self._target)
+                scheduled[name] = made.with_attr("global_symbol", name)
+            except LoweringError as err:
+                self._note(func, Resources(error=str(err)))
+        if self._target.kind.name != "cuda":
+            for name in scheduled:
+                self._note(funcs[name], Resources(template=templates[name]))
+            return
+        for name, found in self._assemble(scheduled).items():
+            if isinstance(found, str):
+                self._note(funcs[name], Resources(error=found))
+                continue
+            used, threads = found
+            self._note(
+                funcs[name],
+                Resources(
+                    used.registers, used.spill_bytes, used.shared_bytes, threads, templates[name]
+                ),
             )
-        groups.append(group)
-    return dataclasses.replace(lowered.plan, groups=tuple(groups))
+
+    def _note(self, func: tirx.PrimFunc, found: Resources) -> None:
+        self._known.setdefault(structural_hash(func), []).append((func, found))
+
+    def _assemble(
+        self, scheduled: dict[str, tirx.PrimFunc]
+    ) -> dict[str, tuple[KernelResources, int | None] | str]:
+        """Compile functions, some at a time on each core; a message for each that fails."""
+        names = list(scheduled)
+        workers = max(1, min(os.cpu_count() or 1, len(names)))
+        chunks = [names[i::workers] for i in range(workers) if names[i::workers]]
+        out: dict[str, tuple[KernelResources, int | None] | str] = {}
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for result in pool.map(lambda c: self._assemble_chunk(scheduled, c), chunks):
+                out |= result
+        return out
+
+    def _assemble_chunk(
+        self, scheduled: dict[str, tirx.PrimFunc], names: Sequence[str]
+    ) -> dict[str, tuple[KernelResources, int | None] | str]:
+        arch = str(self._target.attrs["arch"])
+        try:
+            source = cuda_source(tvm.IRModule({n: scheduled[n] for n in names}), self._target)
+            found = kernel_resources(source, arch)
+        except (CompilerError, *BUILD_ERRORS) as err:
+            if len(names) > 1:
+                out: dict[str, tuple[KernelResources, int | None] | str] = {}
+                for name in names:
+                    out |= self._assemble_chunk(scheduled, [name])
+                return out
+            if isinstance(err, CompilerError) and "nvcc is not installed" in str(err):
+                raise
+            return {names[0]: f"the compiler rejects the generated code: {last_line(err)}"}
+        threads = {kernel: int(count) for count, kernel in _BOUND.findall(source)}
+        out = {}
+        for name in names:
+            kernel = f"{name}_kernel"
+            several = [k for k in found if k.startswith(kernel)]
+            if several != [kernel]:
+                out[name] = f"the group became {len(several)} kernels instead of one"
+            else:
+                out[name] = (found[kernel], threads.get(kernel))
+        return out

@@ -15,6 +15,7 @@ from ..errors import FusionError
 from .bench import bench
 from .command import register
 from .compile import compile_model
+from .explain import explain
 from .plan import plan
 from .run import run_model
 from .verify import verify
@@ -25,12 +26,12 @@ CommandLineError = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="tvm-fusion",
-    help="Operator fusion for models compiled with Apache TVM: plan it, compile it, verify it.",
+    help="Operator fusion for models compiled with Apache TVM: plan it, explain it, compile it, verify it.",
     epilog="Exit codes: 0 fine, 1 verification failed, 2 bad usage or bad input.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for function in (plan, compile_model, run_model, verify, bench):
+for function in (plan, explain, compile_model, run_model, verify, bench):
     register(app, function)
 
 

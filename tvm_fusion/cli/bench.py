@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from .command import ModelOptions, PlanOption, decisions, stage
+from .command import ModelOptions, PlanOption, SeedOption, decisions, stage
 
 
 def bench(
     options: ModelOptions,
     plan: PlanOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Time the fused and the unfused model in turns and print medians and their ratio.
 

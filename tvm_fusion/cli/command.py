@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import errno
+import fnmatch
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from ..compat import Target, tvm
     from ..config import FusionConfig
     from ..planner import Plan
+
+#: Columns of the tables in a file or a pipe.
+PIPE_WIDTH = 160
+
+#: Seed of random inputs; numpy takes none below zero.
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 
 PlanOption = Annotated[
     Path | None,
@@ -39,7 +48,15 @@ class ModelOptions:
         ),
     ] = "llvm"
     strategies: Annotated[
-        str | None, typer.Option(help="Comma-separated: vertical,horizontal (default: all).")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated, of vertical, horizontal, cross and compound (default: all).",
+        ),
+    ] = None
+    preset: Annotated[
+        Literal["auto", "small-cnn", "large-cnn", "transformer"] | None,
+        typer.Option(help="Model family (default: auto, by the model's operators)."),
     ] = None
     dtype: Annotated[
         Literal["float32", "float16", "bfloat16"] | None,
@@ -65,6 +82,39 @@ class ModelOptions:
     max_depth: Annotated[
         int | None, typer.Option(help="Most operators on a path of a vertical group.")
     ] = None
+    max_operators: Annotated[int | None, typer.Option(help="Most operators in a group.")] = None
+    balance: Annotated[
+        Literal["refuse", "pad", "warps"] | None,
+        typer.Option(
+            help="What to do with branches of a join whose work is too unequal: leave them apart, "
+            "zero-pad the lighter kernel, or let every warp work on each (default: refuse)."
+        ),
+    ] = None
+    max_work_ratio: Annotated[
+        float | None, typer.Option(help="Largest ratio of the work of two branches of a join.")
+    ] = None
+    max_recompute: Annotated[
+        float | None, typer.Option(help="How often a value may be computed in a group, on average.")
+    ] = None
+    max_shared_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES", help="Most shared memory of a block (default: the target's)."
+        ),
+    ] = None
+    max_registers: Annotated[
+        int | None, typer.Option(help="Most registers of a thread (default: the target's).")
+    ] = None
+    min_occupancy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Least share of a multiprocessor's threads that can be resident."
+        ),
+    ] = None
+    max_build_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Longest predicted time for compiling one kernel."),
+    ] = None
 
     def parsed_target(self) -> Target:
         """Return the TVM target; an unknown one is a ``TargetError``."""
@@ -72,29 +122,68 @@ class ModelOptions:
 
         return parse_target(self.target)
 
+    def given(self) -> dict[str, Any]:
+        """The options of planning that the user gave."""
+        names = [field.name for field in dataclasses.fields(self)]
+        values = {name: getattr(self, name) for name in names if name not in _OF_THE_MODEL}
+        return {name: value for name, value in values.items() if value is not None}
+
     def config(self) -> FusionConfig:
-        """Return the configuration with what was given and defaults for the rest."""
+        """Return the configuration with what was given and defaults for the rest.
+
+        Raises
+        ------
+        ValueError
+            If a value is out of range; the message names its option.
+        """
         from ..config import FusionConfig
 
-        given = {
-            "strategies": self.strategies,
-            "deny": tuple(self.deny) if self.deny else None,
-            "max_members": self.max_members,
-            "max_depth": self.max_depth,
-        }
-        return FusionConfig(**{name: value for name, value in given.items() if value is not None})
+        given = self.given()
+        for name, value in given.items():
+            try:
+                FusionConfig(**{name: value})
+            except ValueError as error:
+                text = str(error).removeprefix(f"{name} ")
+                same = text != str(error)
+                raise ValueError(f"{option(name)}{' ' if same else ': '}{text}") from error
+        return FusionConfig(**given)
 
     def load(self) -> tvm.IRModule:
         """Import the model."""
         from ..frontend import load
 
         with stage(f"importing {self.model.name}"):
-            return load(self.model, shape=parse_shapes(self.shape or []), dtype=self.dtype)
+            module = load(self.model, shape=parse_shapes(self.shape or []), dtype=self.dtype)
+        if self.deny:
+            _warn_of_idle_patterns(self.deny, module)
+        return module
 
     @property
     def name(self) -> str:
         """Name of the model in plans: the file's name without its suffix."""
         return self.model.stem
+
+
+#: Fields of ``ModelOptions`` that are no fields of ``FusionConfig``.
+_OF_THE_MODEL = ("model", "target", "dtype", "shape")
+
+
+def option(name: str) -> str:
+    """Option of a field, as ``--max-depth``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _warn_of_idle_patterns(patterns: list[str], module: tvm.IRModule) -> None:
+    """Warn of patterns of ``--deny`` that match no operator: they are probably misspelt."""
+    from ..transform.fuse import graph_of
+
+    operators = graph_of(module).operators
+    names = {name for o in operators for name in (o.op, o.name, *o.source_names)}
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, sorted(names), n=2)
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            warnings.warn(f"--deny {pattern!r} matches no operator{hint}", stacklevel=3)
 
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:
@@ -130,14 +219,20 @@ def decisions(options: ModelOptions, file: Path | None) -> Plan | None:
     """
     if file is None:
         return None
-    if any((options.strategies, options.deny, options.max_members, options.max_depth)):
-        raise ValueError(
-            "--plan holds the decisions already; leave out --strategies, --deny, --max-members "
-            "and --max-depth"
-        )
+    given = [option(name) for name in options.given()]
+    if given:
+        raise ValueError(f"--plan holds the decisions already; leave out {' and '.join(given)}")
+    from ..errors import PlanError
     from ..planner import Plan
 
-    return Plan.from_json(file.read_text(encoding="utf-8"))
+    try:
+        return Plan.from_json(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise PlanError(
+            f"--plan {file} is not text; write it with tvm-fusion plan --format json"
+        ) from error
+    except PlanError as error:
+        raise PlanError(f"--plan {file}: {error}") from error
 
 
 def register(app: typer.Typer, function: Callable[..., int | None]) -> None:

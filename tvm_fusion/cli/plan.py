@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from .command import ModelOptions, check_output, stage
+from .command import PIPE_WIDTH, ModelOptions, check_output, stage
 
-#: Columns of the tables in a file or a pipe.
-PIPE_WIDTH = 160
+#: Format of an output file by its suffix.
+_FORMATS = {".json": "json", ".html": "html", ".htm": "html"}
 
 
 def plan(
@@ -23,8 +23,8 @@ def plan(
         ),
     ] = False,
     format: Annotated[
-        Literal["text", "json"] | None,
-        typer.Option(help="Default: text, but json for an output file named *.json."),
+        Literal["text", "json", "html"] | None,
+        typer.Option(help="Default: by the name of the output file (*.json, *.html), else text."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")
@@ -36,10 +36,11 @@ def plan(
     --------
     tvm-fusion plan resnet50.onnx
     tvm-fusion plan resnet50.onnx --target cuda:sm_90a --dtype float16 --format json -o plan.json
+    tvm-fusion plan resnet50.onnx -o plan.html
     tvm-fusion plan bert.onnx --shape input_ids=1,128 --deny softmax
     """
     from .. import plan as make_plan
-    from ..report import render_plan
+    from ..report import render_html, render_plan
 
     if output is not None:
         check_output(output, options.model)
@@ -48,10 +49,13 @@ def plan(
     with stage("planning"):
         result = make_plan(module, target, config, name=options.name, build=build)
     if format is None:
-        format = "json" if output is not None and output.suffix == ".json" else "text"
+        format = "text" if output is None else _FORMATS.get(output.suffix.lower(), "text")
     terminal = output is None and sys.stdout.isatty()
     if format == "json":
         text = result.to_json()
+    elif format == "html":
+        with stage("drawing"):
+            text = render_html(result, module)
     else:
         text = render_plan(result, width=None if terminal else PIPE_WIDTH, color=terminal)
     if output is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .command import stage
+from .command import SeedOption, stage
 
 
 def run_model(
@@ -25,7 +25,7 @@ def run_model(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the outputs, one .npy file each."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Run a compiled model once and show (or save) its outputs.
 

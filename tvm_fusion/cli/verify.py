@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from .command import ModelOptions, PlanOption, decisions, stage
+from .command import ModelOptions, PlanOption, SeedOption, decisions, stage
 
 
 def verify(
     options: ModelOptions,
     plan: PlanOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: SeedOption = 0,
 ) -> int:
     """Compare the fused model with the unfused one, as a whole and group by group.
 

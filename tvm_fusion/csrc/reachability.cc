@@ -32,7 +32,8 @@ std::vector<int64_t> TopologicalOrder(int64_t n, const std::vector<int64_t>& off
   return order;
 }
 
-// Counting sort of (from, to) pairs by `from`.
+}  // namespace
+
 void Compress(int64_t n, const std::vector<int64_t>& from, const std::vector<int64_t>& to,
               std::vector<int64_t>* offsets, std::vector<int64_t>* targets) {
   offsets->assign(n + 1, 0);
@@ -42,8 +43,6 @@ void Compress(int64_t n, const std::vector<int64_t>& from, const std::vector<int
   targets->resize(to.size());
   for (size_t e = 0; e < from.size(); ++e) (*targets)[next[from[e]]++] = to[e];
 }
-
-}  // namespace
 
 void BitRows::merge(int64_t into, int64_t from) {
   uint64_t* a = bits_.data() + into * words_;
@@ -83,11 +82,17 @@ ReachabilityObj::ReachabilityObj(int64_t num_nodes, const Array<int64_t>& edges)
   }
   descendants_ = BitRows(num_nodes);
   ancestors_ = BitRows(num_nodes);
+  position_.resize(num_nodes);
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     for (int64_t e = offsets_[*it]; e < offsets_[*it + 1]; ++e) {
       descendants_.set(*it, targets_[e]);
       descendants_.merge(*it, targets_[e]);
     }
+  }
+  bool numbered = true;  // are the numbers themselves a topological order?
+  for (size_t e = 0; e < from.size(); ++e) numbered &= from[e] < to[e];
+  for (int64_t i = 0; i < num_nodes; ++i) {
+    position_[numbered ? i : order[i]] = static_cast<int32_t>(i);
   }
   for (int64_t node : order) {
     for (int64_t e = offsets_[node]; e < offsets_[node + 1]; ++e) {
@@ -101,12 +106,12 @@ bool ReachabilityObj::Reaches(int64_t from, int64_t to) const {
   return descendants_.test(Checked(from), Checked(to));
 }
 
-bool ReachabilityObj::IsConvex(const Array<int64_t>& nodes) const {
+bool ReachabilityObj::IsConvex(const int32_t* begin, const int32_t* end) const {
   // A node outside breaks convexity exactly if it is below one member and above another.
   const int64_t words = descendants_.words();
   std::vector<uint64_t> below(words, 0), above(words, 0), inside(words, 0);
-  for (int64_t node : nodes) {
-    Checked(node);
+  for (const int32_t* it = begin; it != end; ++it) {
+    int32_t node = *it;
     inside[node >> 6] |= uint64_t{1} << (node & 63);
     const uint64_t* d = descendants_.row(node);
     const uint64_t* a = ancestors_.row(node);

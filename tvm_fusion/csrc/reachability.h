@@ -10,6 +10,10 @@
 
 namespace tvm_fusion {
 
+// Compressed adjacency of edges from[i] -> to[i] over `n` nodes, by counting sort.
+void Compress(int64_t n, const std::vector<int64_t>& from, const std::vector<int64_t>& to,
+              std::vector<int64_t>* offsets, std::vector<int64_t>* targets);
+
 // A square bit matrix; row i holds one bit for every node.
 class BitRows {
  public:
@@ -38,22 +42,36 @@ class ReachabilityObj : public tvm::ffi::Object {
   int64_t NumNodes() const { return num_nodes_; }
   // Is there a path of at least one edge from `from` to `to`?
   bool Reaches(int64_t from, int64_t to) const;
-  // Does every path between two of `nodes` stay inside `nodes`?
-  bool IsConvex(const tvm::ffi::Array<int64_t>& nodes) const;
+  // Does every path between two nodes of a range stay inside it? The nodes must exist.
+  bool IsConvex(const int32_t* begin, const int32_t* end) const;
   // Is the graph still acyclic when each of these disjoint groups becomes one node?
   bool IsAcyclicContracted(const tvm::ffi::Array<tvm::ffi::Array<int64_t>>& groups) const;
+
+  // For other parts of the core.
+  const BitRows& descendants() const { return descendants_; }
+  const BitRows& ancestors() const { return ancestors_; }
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+  const std::vector<int64_t>& targets() const { return targets_; }
+  // Place of each node in a topological order that keeps to the numbering where it can.
+  const std::vector<int32_t>& position() const { return position_; }
+  int64_t Checked(int64_t node) const;
 
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_fusion.Reachability", ReachabilityObj, tvm::ffi::Object);
 
  private:
-  int64_t Checked(int64_t node) const;
-
   int64_t num_nodes_;
   // Compressed adjacency: successors of i are targets_[offsets_[i]] .. targets_[offsets_[i + 1]].
   std::vector<int64_t> offsets_;
   std::vector<int64_t> targets_;
   BitRows descendants_;
   BitRows ancestors_;
+  std::vector<int32_t> position_;
+};
+
+// A reference that is never null.
+class Reachability : public tvm::ffi::ObjectRef {
+ public:
+  TVM_FFI_DEFINE_OBJECT_REF_METHODS_NOTNULLABLE(Reachability, tvm::ffi::ObjectRef, ReachabilityObj);
 };
 
 }  // namespace tvm_fusion

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import InvalidModelError
-from ._native import Reachability
+from ._native import Dataflow, Reachability
+
+#: Patterns that can be computed where their operand is: in registers, element by element.
+POINTWISE = ("elementwise", "broadcast")
 
 #: Bytes of one element.
 DTYPE_BYTES: Mapping[str, int] = {
@@ -45,12 +48,12 @@ class Tensor:
     layout: str | None = None
     is_constant: bool = False
 
-    @property
+    @functools.cached_property
     def is_static(self) -> bool:
         """Whether every extent is known."""
         return all(extent is not None for extent in self.shape)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of elements; a symbolic extent counts as one."""
         out = 1
@@ -58,10 +61,14 @@ class Tensor:
             out *= 1 if extent is None else extent
         return out
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Size in bytes; a symbolic extent counts as one."""
         return self.size * DTYPE_BYTES.get(self.dtype, 4)
+
+    def __str__(self) -> str:
+        extents = ",".join("?" if extent is None else str(extent) for extent in self.shape)
+        return f"{self.dtype}[{extents}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +160,7 @@ class DataflowGraph:
     def __str__(self) -> str:
         lines = []
         for operator in self.operators:
-            shapes = ", ".join(_describe(self.tensors[name]) for name in operator.outputs)
+            shapes = ", ".join(str(self.tensors[name]) for name in operator.outputs)
             lines.append(
                 f"{operator.name}: {operator.op}({', '.join(operator.inputs)}) -> {shapes}"
             )
@@ -193,6 +200,11 @@ class DataflowGraph:
         return out
 
     @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Results that later stages keep with the graph, by a key of their own."""
+        return {}
+
+    @functools.cached_property
     def reachability(self) -> Reachability:
         """Transitive closure over operator positions (native)."""
         edges = [
@@ -202,15 +214,67 @@ class DataflowGraph:
         ]
         return Reachability(len(self.operators), edges)
 
-    def predecessors(self, operator: Operator) -> list[Operator]:
-        """Distinct operators whose results ``operator`` reads."""
-        found = (self.producer.get(name) for name in operator.inputs)
-        return list({p.name: p for p in found if p is not None}.values())
+    @functools.cached_property
+    def core(self) -> Dataflow:
+        """Operators and tensors as numbers (native): operators by position, tensors by ``tensor_index``."""
+        shapes: dict[tuple[int | None, ...], int] = {}
+        results = set(self.outputs)
+        tensors = [
+            (
+                t.nbytes,
+                t.size,
+                shapes.setdefault(t.shape, len(shapes)),
+                name in results,
+                t.is_constant,
+            )
+            for name, t in self.tensors.items()
+        ]
+        number = self.tensor_index
+        operators = [
+            (
+                o.pattern in POINTWISE,
+                o.does_work,
+                [number[t] for t in o.inputs],
+                [number[t] for t in o.outputs],
+            )
+            for o in self.operators
+        ]
+        return Dataflow(self.reachability, tensors, operators)
 
-    def successors(self, operator: Operator) -> list[Operator]:
+    @functools.cached_property
+    def tensor_index(self) -> Mapping[str, int]:
+        """Position of each tensor in ``tensors``."""
+        return {name: i for i, name in enumerate(self.tensors)}
+
+    @functools.cached_property
+    def _tensor_names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Operator names in topological order."""
+        return tuple(operator.name for operator in self.operators)
+
+    @functools.cached_property
+    def _neighbours(self) -> Mapping[str, tuple[tuple[Operator, ...], tuple[Operator, ...]]]:
+        """Predecessors and successors of each operator."""
+        out = {}
+        for operator in self.operators:
+            before = (self.producer.get(name) for name in operator.inputs)
+            after = (c for name in operator.outputs for c in self.consumers[name])
+            out[operator.name] = (
+                tuple({p.name: p for p in before if p is not None}.values()),
+                tuple({c.name: c for c in after}.values()),
+            )
+        return out
+
+    def predecessors(self, operator: Operator) -> tuple[Operator, ...]:
+        """Distinct operators whose results ``operator`` reads."""
+        return self._neighbours[operator.name][0]
+
+    def successors(self, operator: Operator) -> tuple[Operator, ...]:
         """Distinct operators that read a result of ``operator``."""
-        found = (c for name in operator.outputs for c in self.consumers[name])
-        return list({c.name: c for c in found}.values())
+        return self._neighbours[operator.name][1]
 
     def depends(self, later: str, earlier: str) -> bool:
         """Whether operator ``later`` needs a result of ``earlier``, directly or not."""
@@ -232,29 +296,18 @@ class DataflowGraph:
 
     def external_inputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Tensors that a set of operators reads and does not produce, in first-use order."""
-        ordered = self.sort(names)
-        made = {t for name in ordered for t in self.by_name[name].outputs}
-        reads = (t for name in ordered for t in self.by_name[name].inputs)
-        return tuple(dict.fromkeys(t for t in reads if t not in made))
+        found = self.core.external_inputs([self.index[name] for name in names])
+        return tuple(self._tensor_names[i] for i in found)
 
     def external_outputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Tensors that a set of operators produces and that are read outside it (or returned)."""
-        inside = set(names)
-        out = []
-        for name in self.sort(inside):
-            for tensor in self.by_name[name].outputs:
-                used = any(c.name not in inside for c in self.consumers[tensor])
-                if used or tensor in self.outputs:
-                    out.append(tensor)
-        return tuple(out)
+        found = self.core.external_outputs([self.index[name] for name in names])
+        return tuple(self._tensor_names[i] for i in found)
 
     def traffic(self, names: Iterable[str]) -> tuple[int, int]:
         """Bytes read and written by one kernel that computes a set of operators."""
-        inside = tuple(names)
-        read = sum(self.tensors[t].nbytes for t in self.external_inputs(inside))
-        return read, sum(self.tensors[t].nbytes for t in self.external_outputs(inside))
+        return self.core.traffic([[self.index[name] for name in names]])[0]
 
-
-def _describe(tensor: Tensor) -> str:
-    extents = ",".join("?" if extent is None else str(extent) for extent in tensor.shape)
-    return f"{tensor.dtype}[{extents}]"
+    def depth(self, names: Iterable[str]) -> int:
+        """Working operators on the longest path inside a set of operators."""
+        return self.core.depth([[self.index[name] for name in names]])[0]

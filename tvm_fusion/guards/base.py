@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 
@@ -27,9 +28,16 @@ REASONS: Mapping[str, str] = {
     "no_template": "no schedule template makes one kernel of it",
     "no_partner": "no neighbouring operator can share its kernel",
     "group_too_large": "more members or operators than the limit",
-    "divergence": "members run different operator sequences",
+    "work_ratio": "the branches of a join do too unequal amounts of work",
+    "divergence": "members run different operators and cannot each have blocks of their own",
     "recompute": "a value would be recomputed too often",
+    "registers": "a thread would need more registers than the limit",
+    "spill": "the compiler spills registers to memory",
+    "occupancy": "too few threads of a multiprocessor could be resident",
+    "shared_memory": "a block would need more shared memory than the limit",
+    "compile_time": "the kernel would take too long to compile",
     "slower_predicted": "predicted slower than its parts",
+    "slower_measured": "measured slower than its parts",
     "parts_better": "the parts, fused on their own, are predicted faster",
     "overlaps_better": "an operator already belongs to a better group",
     "numerics": "the result differs from the reference by more than the tolerance",
@@ -81,5 +89,7 @@ class Guard(abc.ABC):
     reason: str
 
     @abc.abstractmethod
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         """Judge one proposal; `ACCEPTED` when this limit does not stop it."""

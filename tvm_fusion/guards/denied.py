@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 from .base import ACCEPTED, Guard, Verdict
@@ -15,7 +16,9 @@ class Denied(Guard):
 
     reason = "denied"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         for name in proposal.operators if config.deny else ():
             operator = graph.by_name[name]
             for pattern in config.deny:

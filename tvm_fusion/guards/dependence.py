@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 from .base import ACCEPTED, Guard, Verdict
@@ -15,7 +16,9 @@ class IndependentMembers(Guard):
 
     reason = "dependence"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         for left, right in itertools.permutations(proposal.members, 2):
             # The first operator of a member reaches all of it, its last is reached by all of it.
             if graph.depends(right[-1], left[0]):
@@ -31,7 +34,9 @@ class Convex(Guard):
 
     reason = "not_convex"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         if graph.is_convex(proposal.operators):
             return ACCEPTED
         return Verdict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 from .base import ACCEPTED, Guard, Verdict
@@ -13,13 +14,15 @@ class StaticShape(Guard):
 
     reason = "dynamic_shape"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         for name in proposal.operators:
             operator = graph.by_name[name]
             for tensor in (*operator.inputs, *operator.outputs):
                 if not graph.tensors[tensor].is_static:
                     return Verdict(
-                        "unsupported", self.reason, {"shape": list(graph.tensors[tensor].shape)},
+                        "unprovable", self.reason, {"shape": list(graph.tensors[tensor].shape)},
                         f"{tensor} of {name} has a symbolic shape; fix it with --shape",
                     )  # fmt: skip
         return ACCEPTED

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
+from ..strategies.horizontal import member_limit
 from .base import ACCEPTED, Guard, Verdict
 
 
@@ -16,11 +18,16 @@ class GroupSize(Guard):
 
     reason = "group_too_large"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         if proposal.option("form") == "collapsed":
             return ACCEPTED
+        heads = [graph.by_name[member[0]] for member in proposal.members]
+        merged = proposal.option("form") == "merged" and proposal.option("join") == "apart"
+        most = member_limit(graph, config, heads) if merged else config.max_members
         counts = [
-            ("members", len(proposal.members), config.max_members),
+            ("members", len(proposal.members), most),
             ("operators", len(proposal.operators), config.max_operators),
             ("depth", proposal.depth, config.max_depth),
         ]

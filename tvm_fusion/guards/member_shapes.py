@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
 from ..strategies.horizontal import structure_of
 from .base import ACCEPTED, Guard, Verdict
+
+
+def _is_exempt(proposal: Proposal) -> bool:
+    """Whether members need not agree: there is one, or they only meet in a join (cross)."""
+    return len(proposal.members) < 2 or proposal.strategy == "cross"
 
 
 def _heads(proposal: Proposal, graph: DataflowGraph) -> list[Operator]:
@@ -23,8 +29,10 @@ class EqualDtype(Guard):
 
     reason = "dtype_mismatch"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
-        if len(proposal.members) < 2:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if _is_exempt(proposal):
             return ACCEPTED
         dtypes = [graph.tensors[head.outputs[0]].dtype for head in _heads(proposal, graph)]
         if len(set(dtypes)) == 1:
@@ -40,8 +48,10 @@ class EqualLayout(Guard):
 
     reason = "layout_mismatch"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
-        if len(proposal.members) < 2:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if _is_exempt(proposal):
             return ACCEPTED
         layouts = [str(h.attrs.get("data_layout", "")) for h in _heads(proposal, graph)]
         if len(set(layouts)) == 1:
@@ -57,8 +67,10 @@ class EqualShape(Guard):
 
     reason = "shape_mismatch"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
-        if len(proposal.members) < 2:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if _is_exempt(proposal):
             return ACCEPTED
         heads = _heads(proposal, graph)
         inputs = [list(graph.tensors[_data(graph, h)].shape) for h in heads]
@@ -88,18 +100,30 @@ def _without_channels(graph: DataflowGraph, head: Operator) -> list[int | None]:
 
 
 class EqualStructure(Guard):
-    """Refuses members that run different operator sequences: their warps would diverge or idle."""
+    """Refuses members that run different operators where they cannot have blocks of their own.
+
+    Members that a thread computes one after the other do not diverge, and members of a partitioned
+    launch have blocks of their own; but a member smaller than a warp would leave lanes idle while
+    they wait for other operators than their neighbours'.
+    """
 
     reason = "divergence"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
-        if len(proposal.members) < 2:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if _is_exempt(proposal) or proposal.option("form") != "partitioned":
             return ACCEPTED
         forms = [structure_of(graph, member) for member in proposal.members]
         if len(set(forms)) == 1:
             return ACCEPTED
+        sizes = [graph.tensors[graph.by_name[m[-1]].outputs[0]].size for m in proposal.members]
+        if min(sizes) >= device.warp_size:
+            return ACCEPTED
         texts = sorted({"+".join(form) for form in forms})
         return Verdict(
-            "unprofitable", self.reason, {"sequences": texts},
-            f"members run different operators: {' against '.join(texts[:2])}",
+            "unprofitable", self.reason,
+            {"sequences": texts, "elements": sizes, "warp_size": device.warp_size},
+            f"members run {' and '.join(texts[:2])}, and one makes only {min(sizes)} elements, "
+            "less than a warp",
         )  # fmt: skip

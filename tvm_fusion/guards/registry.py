@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from ..config import FusionConfig
+from ..devices import CPU, DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 from .base import ACCEPTED, Guard, Verdict
+from .compile_time import CompileTime
 from .denied import Denied
 from .dependence import Convex, IndependentMembers
 from .dynamic_shape import StaticShape
 from .group_size import GroupSize
 from .member_shapes import EqualDtype, EqualLayout, EqualShape, EqualStructure
+from .on_chip import Occupancy, Registers, SharedMemory
+from .recompute import Recompute
 from .supported import Supported
+from .template_pairs import TemplatePairs
+from .work_ratio import WorkRatio
 
 #: The user's word first, then what would be wrong, then what cannot be built, then what would not
 #: pay.
 GUARDS: tuple[Guard, ...] = (
-    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), EqualDtype(), EqualLayout(),
-    EqualShape(), EqualStructure(), GroupSize(),
+    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), TemplatePairs(), EqualDtype(),
+    EqualLayout(), EqualShape(), EqualStructure(), WorkRatio(), Recompute(), GroupSize(), SharedMemory(),
+    Registers(), Occupancy(), CompileTime(),
 )  # fmt: skip
 
 
-def judge(proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+def judge(
+    proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec = CPU
+) -> Verdict:
     """Return the first refusal of a proposal, or `ACCEPTED`."""
     for guard in GUARDS:
-        verdict = guard.check(proposal, graph, config)
+        verdict = guard.check(proposal, graph, config, device)
         if not verdict.accepted:
             return verdict
     return ACCEPTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import FusionConfig
+from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 from .base import ACCEPTED, Guard, Verdict
@@ -13,7 +14,9 @@ class Supported(Guard):
 
     reason = "unsupported_op"
 
-    def check(self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig) -> Verdict:
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
         for name in proposal.operators:
             operator = graph.by_name[name]
             if operator.pattern == "opaque":

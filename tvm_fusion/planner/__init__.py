@@ -1,8 +1,21 @@
 """Planner: verdicts and costs → decisions."""
 
-from .plan import SCHEMA, Group, Plan, Region, Rejection, TargetInfo, Totals, Ungrouped
-from .planner import Candidate, solve
+from .candidates import Candidate
+from .plan import (
+    SCHEMA,
+    Group,
+    Part,
+    Plan,
+    Region,
+    Rejection,
+    Search,
+    TargetInfo,
+    Totals,
+    Ungrouped,
+)
+from .planner import Solution, solve
 
 __all__ = [
-    "SCHEMA", "Candidate", "Group", "Plan", "Region", "Rejection", "TargetInfo", "Totals", "Ungrouped", "solve",
+    "SCHEMA", "Candidate", "Group", "Part", "Plan", "Region", "Rejection", "Search", "Solution",
+    "TargetInfo", "Totals", "Ungrouped", "solve",
 ]  # fmt: skip

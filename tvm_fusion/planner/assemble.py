@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..config import FusionConfig
 from ..devices import DeviceSpec
 from ..errors import PlanError
 from ..graph.dataflow import DataflowGraph
+from ..guards import Resources
+from ..guards.footprint import footprint
 from ..strategies.base import Proposal
-from .cost import Cost, kernel_cost
-from .plan import Group, Plan, TargetInfo, Totals
-from .planner import Candidate, solve
+from ..strategies.vertical import ANCHORS
+from .candidates import Candidate, Measure
+from .cost import Cost, fused_cost, kind_of, operator_cost
+from .plan import Group, Part, Plan, TargetInfo, Totals
+from .planner import Compiler, Solution, solve
 from .refusals import refusals, ungrouped
+from .regions import regions_of
 
 
 def make_plan(
@@ -25,6 +31,8 @@ def make_plan(
     model: str = "model",
     existing: Mapping[str, Proposal] | None = None,
     excluded: Iterable[tuple[str, ...]] = (),
+    compiler: Compiler | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """Plan a graph and describe the outcome.
 
@@ -44,25 +52,49 @@ def make_plan(
         Groups that stand already, by id.
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
+    compiler, measure : callable, optional
+        What the compiler and the clock say of kernels (see ``planner.solve``).
     """
-    chosen, considered = solve(graph, device, config, existing, excluded)
+    solution = solve(graph, device, config, existing, excluded, compiler=compiler, measure=measure)
+    return describe(graph, device, target, solution, model)
+
+
+def describe(
+    graph: DataflowGraph, device: DeviceSpec, target: TargetInfo, solution: Solution, model: str
+) -> Plan:
+    """Turn a solution into a plan: counts, refusals, regions and totals."""
+    chosen = solution.chosen
     counter: collections.Counter[str] = collections.Counter()
+    order = sorted(range(len(chosen)), key=lambda i: _urgency(chosen[i], solution))
+    priority = {index: rank for rank, index in enumerate(order)}
     groups = []
-    for candidate in chosen:
+    for index, candidate in enumerate(chosen):
         strategy = candidate.proposal.strategy
-        groups.append(_group(graph, f"fused_{strategy}_{counter[strategy]}", candidate))
+        name = f"fused_{strategy}_{counter[strategy]}"
         counter[strategy] += 1
-    rejected = refusals(graph, chosen, considered)
+        group = _group(graph, device, name, candidate)
+        hot = solution.heat.is_hot(candidate.operators)
+        groups.append(dataclasses.replace(group, hot=hot, priority=priority[index]))
+    rejected = refusals(graph, chosen, solution.considered)
     return Plan(
         model=model,
         target=target,
         dtype=main_dtype(graph),
         operators=sum(o.does_work for o in graph.operators),
         groups=tuple(groups),
+        regions=regions_of(graph, groups),
         rejected=rejected,
         ungrouped=ungrouped(graph, chosen, rejected),
         totals=_totals(graph, chosen, device),
+        preset=solution.preset,
+        search=solution.search,
     )
+
+
+def _urgency(candidate: Candidate, solution: Solution) -> tuple[bool, float, tuple[str, ...]]:
+    """Order of tuning: hot groups first, then by the time that is at stake."""
+    hot = solution.heat.is_hot(candidate.operators)
+    return not hot, -round(candidate.before.microseconds, 6), candidate.operators
 
 
 def main_dtype(graph: DataflowGraph) -> str:
@@ -73,8 +105,12 @@ def main_dtype(graph: DataflowGraph) -> str:
     return ranked[0][0] if ranked else "float32"
 
 
-def _group(graph: DataflowGraph, name: str, candidate: Candidate) -> Group:
+def _group(graph: DataflowGraph, device: DeviceSpec, name: str, candidate: Candidate) -> Group:
     proposal, before, after = candidate.proposal, candidate.before, candidate.after
+    needs = footprint(graph, proposal, device)
+    on_gpu = device.kind == "cuda"
+    known = candidate.resources or Resources()
+    timed = candidate.measured_after is not None
     return Group(
         id=name,
         strategy=proposal.strategy,
@@ -85,7 +121,7 @@ def _group(graph: DataflowGraph, name: str, candidate: Candidate) -> Group:
         anchors=len(proposal.anchors),
         branches=proposal.members,
         options=dict(proposal.options),
-        parts=proposal.parts,
+        parts=tuple(_part(graph, device, *part) for part in proposal.parts),
         flops_before=before.flops,
         flops_after=after.flops,
         bytes_before=before.nbytes,
@@ -96,7 +132,25 @@ def _group(graph: DataflowGraph, name: str, candidate: Candidate) -> Group:
         launches_after=after.launches,
         predicted_us_before=round(before.microseconds, 4),
         predicted_us_after=round(after.microseconds, 4),
+        measured_us_before=candidate.measured_before,
+        measured_us_after=candidate.measured_after,
+        registers=known.registers,
+        spill_bytes=known.spill_bytes,
+        shared_bytes=known.shared_bytes,
+        estimated_registers=needs.registers if on_gpu else None,
+        estimated_shared_bytes=needs.shared_bytes if on_gpu else None,
+        template=known.template,
+        evidence="measured" if timed else "predicted",
     )
+
+
+def _part(
+    graph: DataflowGraph, device: DeviceSpec, strategy: str, operators: tuple[str, ...]
+) -> Part:
+    """A part with the time that it takes as a kernel of its own."""
+    anchors = tuple(n for n in operators if kind_of(graph.by_name[n]) != "pointwise")
+    alone = Proposal(strategy, operators, anchors, (operators,))
+    return Part(strategy, operators, round(fused_cost(graph, alone, device).microseconds, 4))
 
 
 def _ratio(cost: Cost) -> float:
@@ -107,7 +161,7 @@ def _totals(graph: DataflowGraph, chosen: Sequence[Candidate], device: DeviceSpe
     inside = {name for c in chosen for name in c.operators}
     before = after = Cost()
     for operator in graph.operators:
-        cost = kernel_cost(graph, (operator.name,), device)
+        cost = operator_cost(graph, operator, device)
         before += cost
         if operator.name not in inside:
             after += cost
@@ -143,15 +197,16 @@ def proposals_of(plan: Plan, graph: DataflowGraph) -> list[Proposal]:
             raise PlanError(
                 f"the plan's {group.id} lists other operators than the model has; plan this model again"
             )
-        anchors = tuple(b[0] for b in group.branches if graph.by_name[b[0]].pattern == "anchor")
+        nodes = graph.sort(group.nodes)
+        anchors = tuple(n for n in nodes if graph.by_name[n].pattern in ANCHORS)
         out.append(
             Proposal(
                 group.strategy,
-                graph.sort(group.nodes),
+                nodes,
                 anchors,
                 group.branches,
                 group.depth,
-                group.parts,
+                tuple((part.strategy, part.nodes) for part in group.parts),
                 tuple(sorted(group.options.items())),
             )
         )

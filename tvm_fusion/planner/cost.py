@@ -1,23 +1,22 @@
-"""Predicted latency of kernels: a roofline with launch overhead.
+"""Predicted latency of kernels: a roofline with launch overhead and fitted efficiencies.
 
 A static cost ranks candidates; it does not promise a time. The model is the usual roofline
 (Williams, Waterman and Patterson, CACM 2009): a kernel takes the longer of its memory time and its
-compute time, plus the launch.
+compute time. Arithmetic is slower where too few sums are in flight to hide latency, and the launch
+comes on top.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 from ..devices import DeviceSpec
-from ..graph.dataflow import DataflowGraph
+from ..graph.dataflow import DataflowGraph, Operator
+from ..guards.footprint import footprint
+from ..guards.needs import Footprint
 from ..strategies.base import Proposal
-
-#: Share of the peak rates that generated kernels are taken to reach: the same for every kernel, so
-#: that it scales predictions against launch overhead without changing which of two kernels is
-#: better.
-EFFICIENCY = 0.6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,53 +49,179 @@ class Cost:
         )
 
 
-def kernel_cost(
-    graph: DataflowGraph, names: Iterable[str], device: DeviceSpec, flops: int | None = None
-) -> Cost:
-    """Cost of one kernel that computes the named operators.
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What generated kernels reach of a device's peaks, fitted to measured kernels.
+
+    Attributes
+    ----------
+    memory : float
+        Share of the memory bandwidth.
+    compute : mapping of str to float
+        Share of the peak float32 FLOP/s of a kernel that has enough sums in flight, by kind:
+        ``"convolution"``, ``"product"``, ``"window"`` (depthwise, pooling, reductions and rows)
+        and ``"pointwise"``. The templates multiply narrow types on the same units.
+    latency : mapping of str to float
+        Seconds that a kernel takes at least, its launch aside: filling and draining the chip.
+    step : mapping of str to float
+        Seconds from one product of a thread's sum to the next, by kind.
+    saturation : int
+        Sums in flight on a multiprocessor from which on latency is hidden; below, throughput falls
+        with their square root. 0: always hidden.
+    forms : mapping of str to float
+        Time of a kernel of this form against the same work with as many sums in flight apart.
+    crowding : float
+        What each member over ``crowd`` adds to the time of members joined in registers: they divide
+        the accumulators of a thread, so that operands are loaded more often.
+    crowd : int
+        Members up to which this costs nothing.
+    """
+
+    memory: float
+    compute: Mapping[str, float]
+    latency: Mapping[str, float]
+    step: Mapping[str, float]
+    saturation: int
+    forms: Mapping[str, float]
+    crowding: float = 0.0
+    crowd: int = 6
+
+
+#: Fitted on one H200 (``benchmarks/fit_cost.py``, benchmarks/results/kernels-h200.json); the shares
+#: are taken for all GPUs, whose peaks the device table has.
+GPU_RATES = Rates(
+    memory=0.85,
+    compute={"convolution": 0.24, "product": 0.4, "window": 0.06, "pointwise": 0.5},
+    latency={"convolution": 0.2e-6, "product": 0.2e-6, "window": 0.5e-6, "pointwise": 0.0},
+    step={"convolution": 20e-9, "product": 8e-9, "window": 20e-9},
+    saturation=24_000,
+    forms={
+        "merged": 1.03, "joined": 1.05, "partitioned": 1.03, "back_to_back": 1.1, "anchor_row": 1.1,
+    },
+    crowding=0.09,
+)  # fmt: skip
+
+#: For the CPU templates, a reference point like the CPU of the device table; a launch is a call.
+CPU_RATES = Rates(
+    memory=0.6,
+    compute={"convolution": 0.4, "product": 0.4, "window": 0.2, "pointwise": 0.5},
+    latency={},
+    step={},
+    saturation=0,
+    forms={},
+)
+
+
+def operator_cost(graph: DataflowGraph, operator: Operator, device: DeviceSpec) -> Cost:
+    """Cost of one operator as a kernel of its own; nothing for a view."""
+    key = ("operator_cost", operator.name, device.name, device.arch)
+    if key not in graph.memo:
+        anchors = (operator.name,) if kind_of(operator) != "pointwise" else ()
+        alone = Proposal("vertical", (operator.name,), anchors, ((operator.name,),))
+        graph.memo[key] = fused_cost(graph, alone, device) if operator.does_work else Cost()
+    return graph.memo[key]
+
+
+def unfused_cost(graph: DataflowGraph, names: Iterable[str], device: DeviceSpec) -> Cost:
+    """Cost of the named operators with a kernel each."""
+    launches = nbytes = flops = 0
+    microseconds = 0.0
+    for name in names:
+        cost = operator_cost(graph, graph.by_name[name], device)
+        launches += cost.launches
+        nbytes += cost.nbytes
+        flops += cost.flops
+        microseconds += cost.microseconds
+    return Cost(launches, nbytes, flops, microseconds)
+
+
+def fused_cost(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> Cost:
+    """Cost of a proposal as one kernel.
 
     Parameters
     ----------
     graph : DataflowGraph
         The graph.
-    names : iterable of str
-        Operators of the kernel.
+    proposal : Proposal
+        The group.
     device : DeviceSpec
-        Peak rates and launch overhead.
-    flops : int, optional
-        Overrides the sum of the operators' FLOPs.
+        Peak rates, multiprocessors and launch overhead.
+
+    Returns
+    -------
+    Cost
+        One launch; bytes count each outside tensor once.
     """
-    inside = tuple(names)
-    operators = [graph.by_name[name] for name in inside]
-    if not any(o.does_work for o in operators):
-        return Cost()
-    nbytes = sum(graph.traffic(inside))
-    count = sum(o.flops for o in operators) if flops is None else flops
-    dtype = graph.tensors[operators[0].outputs[0]].dtype
-    seconds = max(nbytes / device.memory_bandwidth, count / device.peak_flops(dtype)) / EFFICIENCY
-    return Cost(1, nbytes, count, (seconds + device.launch_overhead) * 1e6)
+    needs = footprint(graph, proposal, device)
+    nbytes = sum(graph.traffic(proposal.operators))
+    # A shortcut is an operand: with one branch the kernel is the one of a vertical group.
+    lone = proposal.option("form") == "joined" and len(proposal.members) < 2
+    form = "" if lone else proposal.option("form")
+    kind, dtype = _kind(graph, proposal), _dtype(graph, proposal)
+    # Merged products are one wider product, however many they were: they do not crowd anything.
+    members = 1 if form == "merged" and kind == "product" else len(proposal.members)
+    seconds = kernel_seconds(needs, nbytes, kind, dtype, form, members, device)
+    return Cost(1, nbytes, needs.flops, seconds * 1e6)
 
 
-def unfused_cost(graph: DataflowGraph, names: Iterable[str], device: DeviceSpec) -> Cost:
-    """Cost of the named operators with a kernel each."""
-    total = Cost()
-    for name in names:
-        total += kernel_cost(graph, (name,), device)
-    return total
+def kernel_seconds(
+    needs: Footprint,
+    nbytes: int,
+    kind: str,
+    dtype: str,
+    form: str,
+    members: int,
+    device: DeviceSpec,
+) -> float:
+    """Predicted time of one kernel, launch included.
+
+    Parameters
+    ----------
+    needs : Footprint
+        Its blocks, threads and FLOPs.
+    nbytes : int
+        Bytes to and from device memory.
+    kind : str
+        What its anchors are (see `Rates`).
+    form : str
+        How members share the kernel; empty for none.
+    members : int
+        How many do.
+    device : DeviceSpec
+        The device.
+    """
+    rates = GPU_RATES if device.kind == "cuda" else CPU_RATES
+    peak = min(device.peak_flops(dtype), device.peak_flops("float32"))  # no tensor cores
+    compute = needs.flops / (peak * rates.compute[kind])
+    if rates.saturation and needs.outputs:
+        in_flight = needs.outputs / (device.multiprocessors * rates.saturation)
+        compute /= min(1.0, math.sqrt(in_flight))
+    memory = nbytes / (device.memory_bandwidth * rates.memory)
+    chain = needs.depth * rates.step.get(kind, 0.0)
+    body = max(compute, memory, chain) * rates.forms.get(form, 1.0)
+    if form in ("merged", "joined"):
+        body *= 1 + rates.crowding * max(0, members - rates.crowd)
+    return device.launch_overhead + rates.latency.get(kind, 0.0) + body
 
 
-def fused_cost(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> Cost:
-    """Cost of a proposal as one kernel."""
-    return kernel_cost(graph, proposal.operators, device, fused_flops(graph, proposal))
+def kind_of(operator: Operator) -> str:
+    """The kind of kernel that an operator makes (see `Rates`)."""
+    if operator.pattern == "anchor":
+        if operator.op == "matmul":
+            return "product"
+        # Depthwise and grouped convolutions reuse little of what they load.
+        grouped = int(operator.attrs.get("groups") or 1) > 1
+        return "window" if grouped else "convolution"
+    return "window" if operator.pattern in ("pool", "reduction", "row") else "pointwise"
 
 
-def fused_flops(graph: DataflowGraph, proposal: Proposal) -> int:
-    """FLOPs of a proposal as one kernel; a collapsed sum computes one convolution instead of all, and no sums."""
-    total = sum(graph.by_name[name].flops for name in proposal.operators)
-    if proposal.option("form") != "collapsed":
-        return total
-    branches = [sum(graph.by_name[name].flops for name in member) for member in proposal.members]
-    inside = {name for member in proposal.members for name in member}
-    joins = [n for n in proposal.operators if n not in inside and graph.by_name[n].op == "add"]
-    summed = joins[: len(branches) - 1]
-    return total - sum(branches[1:]) - sum(graph.by_name[name].flops for name in summed)
+def _kind(graph: DataflowGraph, proposal: Proposal) -> str:
+    """The kind of the anchor with most work."""
+    anchors = [graph.by_name[name] for name in proposal.anchors]
+    heaviest = max(anchors, key=lambda o: o.flops, default=None)
+    return "pointwise" if heaviest is None else kind_of(heaviest)
+
+
+def _dtype(graph: DataflowGraph, proposal: Proposal) -> str:
+    name = proposal.anchors[0] if proposal.anchors else proposal.operators[0]
+    return graph.tensors[graph.by_name[name].outputs[0]].dtype

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import STRATEGIES
 from ..errors import PlanError
 from ..graph.dataflow import DTYPE_BYTES
-from ..strategies.horizontal import FORMS
+from ..strategies.base import OPTIONS
 from .schema import read
 
 #: Version of the JSON schema.
@@ -25,6 +25,32 @@ class TargetInfo:
     kind: str
     arch: str | None = None
     device: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a compound group is made of, or a group that stood before and was absorbed.
+
+    ``predicted_us`` is the time that the part would take as a kernel of its own.
+    """
+
+    strategy: str
+    nodes: tuple[str, ...]
+    predicted_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How the groups were chosen.
+
+    ``exact`` of the ``regions`` (sets of proposals that compete) were solved to the optimum of the
+    predicted times, ``bounded`` within ``gap_us`` of it.
+    """
+
+    regions: int = 0
+    exact: int = 0
+    bounded: int = 0
+    gap_us: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +70,7 @@ class Group:
     anchors: int
     branches: tuple[tuple[str, ...], ...]
     options: Mapping[str, str]
-    parts: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     flops_before: int = 0
     flops_after: int = 0
     bytes_before: int = 0
@@ -60,17 +86,26 @@ class Group:
     registers: int | None = None
     spill_bytes: int | None = None
     shared_bytes: int | None = None
+    estimated_registers: int | None = None
+    estimated_shared_bytes: int | None = None
     template: str | None = None
     evidence: str = "predicted"
+    hot: bool = False
+    priority: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Several groups of different strategies that serve one part of the model."""
+    """One part of the model and the groups that serve it.
+
+    ``kind`` is ``"serial"`` for one compound kernel, ``"parallel"`` for several kernels of
+    different strategies.
+    """
 
     kind: str
     groups: tuple[str, ...]
     name: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +165,10 @@ class Plan:
         The decisions.
     totals : Totals
         Sums over the model.
+    preset : str
+        Model family whose preset shaped the proposals.
+    search : Search
+        Which part of the choice is provably the best one.
     schema : int
         Version of the JSON form.
     """
@@ -143,6 +182,8 @@ class Plan:
     rejected: tuple[Rejection, ...] = ()
     ungrouped: tuple[Ungrouped, ...] = ()
     totals: Totals = dataclasses.field(default_factory=Totals)
+    preset: str = "auto"
+    search: Search = dataclasses.field(default_factory=Search)
     schema: int = SCHEMA
 
     def group(self, group_id: str) -> Group:
@@ -217,10 +258,8 @@ class Plan:
                 raise PlanError(
                     f"the plan's {group.id} has the unknown strategy {group.strategy!r}; plan again"
                 )
-            if (
-                set(group.options) - {"form", "join"}
-                or group.options.get("form", FORMS[0]) not in FORMS
-            ):
+            known = all(v in OPTIONS.get(k, ()) for k, v in group.options.items())
+            if not known:
                 raise PlanError(
                     f"the plan's {group.id} has the unknown options {dict(group.options)}; plan again"
                 )

@@ -1,70 +1,60 @@
-"""Choosing disjoint, jointly acyclic groups of least total predicted time.
+"""Choosing disjoint, jointly acyclic groups of least total time.
 
-Regions (proposals connected by common operators) are solved one by one. Within a region the groups
-are taken greedily by what they save; then every horizontal proposal is forced in turn and kept if
-the region's total falls, so that a wide group never displaces chains that save more together.
+The native search is exact where it can be and bounded elsewhere, and says which. Where a compiler
+or a clock can be asked, the chosen kernels are built or measured, what they say replaces the
+estimates, and the choice is made again until it rests on what is known.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from ..config import STRATEGIES, FusionConfig
+from ..config import FusionConfig
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
-from ..guards import Verdict, judge
-from ..strategies import Horizontal, Vertical
-from ..strategies.base import Proposal, Strategy
-from .cost import Cost, fused_cost, unfused_cost
+from ..guards import Resources, Verdict, judge_resources
+from ..guards.footprint import footprint
+from ..strategies.base import Proposal, depth_of
+from ..strategies.cross import work_of
+from .candidates import Candidate, Measure, evaluate, most_specific, propose
+from .plan import Search
+from .presets import Heat, family_of, heat_of
+from .search import SearchResult, choose
 
-_STRATEGIES: dict[str, Strategy] = {s.name: s for s in (Vertical(), Horizontal())}
+#: Asks the compiler about proposals, in order; None where it has no answer (a CPU).
+Compiler = Callable[[Sequence[Proposal]], Sequence[Resources | None]]
+
+#: Times that the choice may be made again; each round settles at least one more kernel.
+_ROUNDS = 12
+
+#: Savings are compared in picoseconds, so that rounding errors cannot decide.
+_PER_MICROSECOND = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A proposal with its verdict and its costs."""
+class Solution:
+    """What was decided.
 
-    proposal: Proposal
-    verdict: Verdict
-    before: Cost
-    after: Cost
+    Attributes
+    ----------
+    chosen : list of Candidate
+        In topological order of their first operators.
+    considered : list of Candidate
+        Every candidate, chosen or not.
+    search : Search
+        Which part of the choice is provably optimal.
+    preset : str
+        The model family.
+    heat : Heat
+        Hot and cold operators.
+    """
 
-    @property
-    def saving(self) -> float:
-        """Predicted microseconds saved against one kernel per operator."""
-        return self.before.microseconds - self.after.microseconds
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Operators of the proposal."""
-        return self.proposal.operators
-
-
-def evaluate(
-    graph: DataflowGraph, proposals: Iterable[Proposal], device: DeviceSpec, config: FusionConfig
-) -> list[Candidate]:
-    """Judge and cost proposals."""
-    out = []
-    for proposal in proposals:
-        before = unfused_cost(graph, proposal.operators, device)
-        candidate = Candidate(
-            proposal, judge(proposal, graph, config), before, fused_cost(graph, proposal, device)
-        )
-        if candidate.verdict.accepted and candidate.saving <= 0:
-            numbers = {
-                "predicted_us_before": round(before.microseconds, 3),
-                "predicted_us_after": round(candidate.after.microseconds, 3),
-            }
-            verdict = Verdict(
-                "unprofitable",
-                "slower_predicted",
-                numbers,
-                "one kernel is predicted no faster than its parts",
-            )
-            candidate = dataclasses.replace(candidate, verdict=verdict)
-        out.append(candidate)
-    return out
+    chosen: list[Candidate]
+    considered: list[Candidate]
+    search: Search
+    preset: str
+    heat: Heat
 
 
 def solve(
@@ -73,7 +63,10 @@ def solve(
     config: FusionConfig,
     existing: Mapping[str, Proposal] | None = None,
     excluded: Iterable[tuple[str, ...]] = (),
-) -> tuple[list[Candidate], list[Candidate]]:
+    *,
+    compiler: Compiler | None = None,
+    measure: Measure | None = None,
+) -> Solution:
     """Plan a graph.
 
     Parameters
@@ -89,113 +82,184 @@ def solve(
         which) and never cuts one.
     excluded : iterable of tuple of str
         Operator sets that must not be taken (they failed to lower, or gave wrong results).
+    compiler : callable, optional
+        Builds chosen kernels and says what they take.
+    measure : callable, optional
+        Times chosen kernels.
+    """
+    existing = existing or {}
+    preset = family_of(graph) if config.preset == "auto" else config.preset
+    config = dataclasses.replace(config, preset=preset)
+    heat = heat_of(graph, device)
+
+    def slower(candidate: Candidate, chains: Sequence[Candidate]) -> Verdict | None:
+        return no_better(graph, candidate, chains, "slower_predicted")
+
+    def beaten(candidate: Candidate, parts: Sequence[Candidate]) -> Verdict | None:
+        return no_better(graph, candidate, parts, "parts_better")
+
+    considered = most_specific(propose(graph, device, config, existing, slower, beaten))
+    kept = {p.operators for p in existing.values()}
+    barred = set(excluded)
+    asked: set[tuple] = set()
+    for turn in range(_ROUNDS + 1):
+        usable = [
+            c
+            for c in considered
+            if (c.verdict.accepted or c.operators in kept) and c.operators not in barred
+        ]
+        if turn == _ROUNDS:  # enough was asked; the plan rests on what is known
+            usable = [c for c in usable if c.key in asked]
+        usable.sort(key=lambda c: _rank(graph, c, heat, preset))
+        result = search(graph, usable, kept)
+        chosen = [usable[i] for i in result.chosen]
+        new = [c for c in chosen if c.key not in asked]
+        if not new or (compiler is None and measure is None):
+            break
+        asked.update(c.key for c in new)
+        considered = _ask(graph, device, config, considered, new, compiler, measure)
+        known = {c.key: c for c in considered}
+        if all(known[c.key] == c for c in chosen):
+            break
+    chosen.sort(key=lambda c: graph.index[c.operators[0]])
+    found = Search(
+        result.regions, result.exact_regions, result.bounded_regions,
+        round((result.upper_bound - result.saving) / _PER_MICROSECOND, 4),
+    )  # fmt: skip
+    return Solution(chosen, considered, found, preset, heat)
+
+
+def search(
+    graph: DataflowGraph, candidates: Sequence[Candidate], kept: Set[tuple[str, ...]] = frozenset()
+) -> SearchResult:
+    """Choose among candidates, the first ones on a tie; ``kept`` ones stay even where they save nothing."""
+    sets = [
+        (
+            [graph.index[name] for name in c.operators],
+            max(round(c.saving * _PER_MICROSECOND), int(c.operators in kept)),
+        )
+        for c in candidates
+    ]
+    return choose(graph.reachability, sets)
+
+
+def _rank(graph: DataflowGraph, candidate: Candidate, heat: Heat, preset: str) -> tuple:
+    """Most saving first; then by preset; then the group whose anchor comes first keeps the pointwise operators."""
+    anchors = candidate.proposal.anchors
+    first = graph.index[anchors[0]] if anchors else len(graph)
+    preferred = heat.preference(preset, candidate.proposal.strategy, candidate.operators)
+    size = len(candidate.operators)
+    return (-round(candidate.saving, 9), preferred, first, size, candidate.operators)
+
+
+def no_better(
+    graph: DataflowGraph, candidate: Candidate, parts: Sequence[Candidate], reason: str
+) -> Verdict | None:
+    """Compare a group with the best plan of what lies inside it.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        The graph.
+    candidate : Candidate
+        The group.
+    parts : sequence of Candidate
+        Accepted candidates inside the group.
+    reason : str
+        The refusal's reason code.
 
     Returns
     -------
-    chosen : list of Candidate
-        In topological order of their first operators.
-    considered : list of Candidate
-        Every candidate, chosen or not.
+    Verdict or None
+        A refusal with both times when the parts, fused on their own, are predicted at least as fast.
     """
-    existing = existing or {}
-    proposals: dict[tuple[str, ...], Proposal] = {p.operators: p for p in existing.values()}
-    for name in STRATEGIES:
-        if name in config.strategies:
-            for proposal in _STRATEGIES[name].propose(graph, config):
-                absorbed = _absorbed(proposal, existing)
-                if absorbed is not None:
-                    proposals.setdefault(
-                        proposal.operators, dataclasses.replace(proposal, parts=absorbed)
-                    )
-    considered = evaluate(graph, proposals.values(), device, config)
-    kept = {p.operators for p in existing.values()}
-    barred = set(excluded)
-    usable = [
-        c
-        for c in considered
-        if (c.verdict.accepted or c.operators in kept) and c.operators not in barred
-    ]
-    chosen: list[Candidate] = []
-    for region in _regions(graph, usable):
-        chosen += _solve_region(graph, region, chosen)
-    chosen.sort(key=lambda c: graph.index[c.operators[0]])
-    return chosen, considered
+    best = search(graph, parts).saving / _PER_MICROSECOND if parts else 0.0
+    if candidate.saving > best:
+        return None
+    before = candidate.before.microseconds
+    numbers = {
+        "predicted_us_parts": round(before - best, 3),
+        "predicted_us_one_kernel": round(before - candidate.saving, 3),
+        "members": len(candidate.proposal.members),
+    }
+    detail = "its parts, fused on their own, are predicted no slower than one kernel"
+    return Verdict("unprofitable", reason, numbers, detail)
 
 
-def _absorbed(proposal: Proposal, existing: Mapping[str, Proposal]) -> tuple[str, ...] | None:
-    """Ids of the existing groups inside a proposal; None if it would cut one."""
-    inside, found = set(proposal.operators), []
-    for group_id, group in existing.items():
-        if inside.intersection(group.operators):
-            if not inside.issuperset(group.operators):
-                return None
-            found.append(group_id)
-    return tuple(found)
-
-
-def _regions(graph: DataflowGraph, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Connected components of candidates that share operators, in topological order."""
-    parent = list(range(len(candidates)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    owner: dict[str, int] = {}
-    for i, candidate in enumerate(candidates):
-        for name in candidate.operators:
-            parent[find(i)] = find(owner.setdefault(name, i))
-    regions: dict[int, list[Candidate]] = {}
-    for i, candidate in enumerate(candidates):
-        regions.setdefault(find(i), []).append(candidate)
-    return sorted(regions.values(), key=lambda r: min(graph.index[c.operators[0]] for c in r))
-
-
-def _solve_region(
-    graph: DataflowGraph, region: list[Candidate], chosen: Sequence[Candidate]
+def _ask(
+    graph: DataflowGraph,
+    device: DeviceSpec,
+    config: FusionConfig,
+    considered: list[Candidate],
+    new: list[Candidate],
+    compiler: Compiler | None,
+    measure: Measure | None,
 ) -> list[Candidate]:
-    ranked = sorted(region, key=lambda c: _rank(graph, c))
-    best = _take(graph, ranked, chosen)
-    wide = [c for c in ranked if len(c.proposal.members) > 1]
-    forced: list[Candidate] = []
-    if wide:
-        narrow = [c for c in ranked if len(c.proposal.members) <= 1]
-        best = _take(graph, narrow, chosen)
-    for candidate in wide:
-        trial = _take(
-            graph,
-            [*forced, candidate, *(c for c in ranked if len(c.proposal.members) <= 1)],
-            chosen,
-        )
-        if candidate in trial and _total(trial) > _total(best) + 1e-9:
-            best, forced = trial, [*forced, candidate]
-    return best
-
-
-def _rank(graph: DataflowGraph, candidate: Candidate) -> tuple:
-    """Most saving first; on a tie the group whose anchor comes first keeps the pointwise operators (epilogue)."""
-    anchors = candidate.proposal.anchors
-    first = graph.index[anchors[0]] if anchors else len(graph)
-    return (-round(candidate.saving, 9), first, len(candidate.operators), candidate.operators)
-
-
-def _total(chosen: Iterable[Candidate]) -> float:
-    return sum(c.saving for c in chosen)
-
-
-def _take(
-    graph: DataflowGraph, ranked: Iterable[Candidate], before: Sequence[Candidate]
-) -> list[Candidate]:
-    """Take candidates in order where they neither overlap nor close a cycle."""
-    taken: list[Candidate] = []
-    used: set[str] = set()
-    for candidate in ranked:
-        if used.intersection(candidate.operators):
+    """Let the compiler and the clock judge the chosen; add what could take the place of the refused."""
+    known: dict[tuple, Candidate] = {}
+    more: list[Proposal] = []
+    answers = compiler([c.proposal for c in new]) if compiler else [None] * len(new)
+    for candidate, found in zip(new, answers, strict=True):
+        if found is None:
             continue
-        groups = [c.operators for c in (*before, *taken, candidate)]
-        if graph.is_jointly_acyclic(groups):
-            taken.append(candidate)
-            used.update(candidate.operators)
-    return taken
+        needs = footprint(graph, candidate.proposal, device)
+        verdict = judge_resources(found, needs, config, device)
+        known[candidate.key] = dataclasses.replace(candidate, verdict=verdict, resources=found)
+        more += _alternatives(graph, candidate.proposal, verdict)
+    if measure is not None:
+        for candidate in new:
+            current = known.get(candidate.key, candidate)
+            if current.verdict.accepted:
+                known[candidate.key] = _timed(graph, current, measure)
+    out = [known.get(c.key, c) for c in considered]
+    have = {c.key for c in out}
+    extra = [c for c in evaluate(graph, more, device, config) if c.key not in have]
+    return out + extra
+
+
+def _alternatives(graph: DataflowGraph, proposal: Proposal, verdict: Verdict) -> list[Proposal]:
+    """What to try after a refusal by the compiler; shorter groups are candidates anyhow.
+
+    A spill: results go through shared memory before the epilogue. Too low occupancy or too many
+    registers: the heaviest member is left out.
+    """
+    if verdict.reason == "spill" and proposal.anchors and not proposal.option("stage"):
+        options = tuple(sorted((*proposal.options, ("stage", "shared"))))
+        return [dataclasses.replace(proposal, options=options)]
+    apart = proposal.option("join") == "apart"
+    if (
+        verdict.reason in ("occupancy", "registers", "spill")
+        and apart
+        and len(proposal.members) > 2
+    ):
+        heaviest = max(proposal.members, key=lambda m: work_of(graph, m))
+        members = tuple(m for m in proposal.members if m is not heaviest)
+        operators = graph.sort(n for m in members for n in m)
+        return [
+            dataclasses.replace(
+                proposal,
+                operators=operators,
+                anchors=tuple(a for a in proposal.anchors if a not in heaviest),
+                members=members,
+                depth=depth_of(graph, operators),
+                parts=tuple(part for part in proposal.parts if set(part[1]) <= set(operators)),
+            )
+        ]
+    return []
+
+
+def _timed(graph: DataflowGraph, candidate: Candidate, measure: Measure) -> Candidate:
+    """A candidate with measured times; refused when one kernel is not faster than one per operator."""
+    working = (graph.by_name[name] for name in candidate.operators)
+    alone = [Proposal("vertical", (o.name,), (), ((o.name,),)) for o in working if o.does_work]
+    after, *before = measure([candidate.proposal, *alone])
+    if after is None or any(b is None for b in before):
+        return candidate
+    total = sum(b for b in before if b is not None)
+    timed = dataclasses.replace(candidate, measured_before=total, measured_after=after)
+    if total > after:
+        return timed
+    numbers = {"measured_us_before": round(total, 3), "measured_us_after": round(after, 3)}
+    detail = "one kernel was measured no faster than its parts"
+    verdict = Verdict("unprofitable", "slower_measured", numbers, detail)
+    return dataclasses.replace(timed, verdict=verdict)

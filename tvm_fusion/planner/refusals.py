@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..graph.dataflow import DataflowGraph, Operator
 from ..guards import Verdict
+from ..guards.template_pairs import describe, pair_has_template
 from ..strategies.growth import POINTWISE
 from ..strategies.vertical import ANCHORS
+from .candidates import Candidate
 from .plan import Rejection, Ungrouped
-from .planner import Candidate
 
 #: FLOP per byte under which an operator is bound by memory on every GPU, so that fusing it would
 #: pay.
@@ -60,14 +61,22 @@ def _branch_sets(
     wide = [c for c in considered if len(c.proposal.members) > 1]
     told: list[set[str]] = []
     for candidate in sorted(
-        wide, key=lambda c: (-len(c.proposal.members), graph.index[c.operators[0]])
+        wide, key=lambda c: (-len(c.proposal.members), *_telling(c), graph.index[c.operators[0]])
     ):
         heads = {member[0] for member in candidate.proposal.members}
         groups = {owner.get(head, head) for head in heads}
         if len(groups) == 1 or any(heads <= seen for seen in told):
             continue
         told.append(heads)
-        yield _rejection("horizontal", graph.sort(heads), _verdict_of(candidate))
+        yield _rejection(candidate.proposal.strategy, graph.sort(heads), _verdict_of(candidate))
+
+
+#: Strategies by how much their refusal tells of operators that meet in a join.
+_TELLING = ("cross", "compound", "horizontal", "vertical")
+
+
+def _telling(candidate: Candidate) -> tuple[int, int]:
+    return int(candidate.verdict.accepted), _TELLING.index(candidate.proposal.strategy)
 
 
 def _by_pair(
@@ -75,7 +84,10 @@ def _by_pair(
 ) -> dict[tuple[str, str], Candidate]:
     """The largest candidate that covers each edge (a refused one before one that merely lost)."""
     out: dict[tuple[str, str], Candidate] = {}
-    ranked = sorted(considered, key=lambda c: (c.verdict.accepted, -len(c.operators), c.operators))
+    ranked = sorted(
+        considered,
+        key=lambda c: (c.verdict.accepted, -len(c.operators), *_telling(c), c.operators),
+    )
     for candidate in ranked:
         inside = set(candidate.operators)
         for name in candidate.operators:
@@ -112,10 +124,24 @@ def explain_edge(
     out, result = graph.tensors[producer.outputs[0]], graph.tensors[consumer.outputs[0]]
     if not (out.is_static and result.is_static):
         detail = f"{producer.name} or {consumer.name} has a symbolic shape; fix it with --shape"
-        return Verdict("unsupported", "dynamic_shape", {}, detail)
+        return Verdict("unprovable", "dynamic_shape", {}, detail)
     if consumer.pattern in POINTWISE:
         return _explain_pointwise(graph, chosen, owner, producer, consumer)
+    pair = [_core(graph, chosen, owner, operator) for operator in (producer, consumer)]
+    if pair_has_template(graph, *pair) and _is_needed_elsewhere(graph, producer):
+        return _needed_elsewhere(graph, producer)
     return _no_template(graph, chosen, owner, producer, consumer)
+
+
+def _is_needed_elsewhere(graph: DataflowGraph, producer: Operator) -> bool:
+    result = producer.outputs[0]
+    return len(graph.consumers[result]) > 1 or result in graph.outputs
+
+
+def _needed_elsewhere(graph: DataflowGraph, producer: Operator) -> Verdict:
+    readers = len(graph.consumers[producer.outputs[0]])
+    detail = f"the result of {producer.name} is needed elsewhere and must be written anyway"
+    return Verdict("unprofitable", "overlaps_better", {"readers": readers}, detail)
 
 
 def _no_template(
@@ -127,7 +153,7 @@ def _no_template(
 ) -> Verdict:
     """Name what the two kernels are built around: no template has both."""
     sides = [_core(graph, chosen, owner, operator) for operator in (producer, consumer)]
-    texts = [f"{side.op} ({side.name})" for side in sides]
+    texts = [f"{describe(graph, side)} ({side.name})" for side in sides]
     detail = f"no schedule template has {texts[0]} and {texts[1]} in one kernel"
     return Verdict("unsupported", "no_template", {"ops": tuple(s.op for s in sides)}, detail)
 
@@ -135,10 +161,12 @@ def _no_template(
 def _core(
     graph: DataflowGraph, chosen: Sequence[Candidate], owner: Mapping[str, int], operator: Operator
 ) -> Operator:
-    """The anchor of the group that an operator belongs to, or the operator itself."""
+    """The anchor of the member that an operator belongs to, or the operator itself."""
     if operator.name not in owner:
         return operator
-    anchors = chosen[owner[operator.name]].proposal.anchors
+    proposal = chosen[owner[operator.name]].proposal
+    own = next((m for m in proposal.members if operator.name in m), proposal.operators)
+    anchors = [a for a in proposal.anchors if a in own] or proposal.anchors
     return graph.by_name[anchors[0]] if anchors else operator
 
 
@@ -158,10 +186,8 @@ def _explain_pointwise(
     if not graph.is_convex([*group, consumer.name]):
         detail = f"{consumer.name} also needs a value that is computed from {producer.name} by another kernel"
         return Verdict("illegal", "not_convex", {"operators": len(group)}, detail)
-    readers = len(graph.consumers[producer.outputs[0]])
-    if readers > 1 or producer.outputs[0] in graph.outputs:
-        detail = f"the result of {producer.name} is needed elsewhere and must be written anyway"
-        return Verdict("unprofitable", "overlaps_better", {"readers": readers}, detail)
+    if _is_needed_elsewhere(graph, producer):
+        return _needed_elsewhere(graph, producer)
     if consumer.name in owner:
         detail = f"{consumer.name} already belongs to a group that saves more"
         return Verdict("unprofitable", "overlaps_better", {}, detail)

@@ -1,5 +1,16 @@
-"""Plans as text for people."""
+"""Plans and explanations for people: text for a terminal, a page for a browser."""
 
-from .text import render_plan
+from __future__ import annotations
 
-__all__ = ["render_plan"]
+import importlib
+from typing import Any
+
+_LAZY = {"render_explanation": "explain", "render_html": "html", "render_plan": "text"}
+
+__all__ = ["render_explanation", "render_html", "render_plan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph
+
+#: What a group's options may say, and their values: how its members share a kernel (``form``), what
+#: combines their results (``join``), how unequal branches were balanced, that one branch is empty
+#: (``shortcut``), and that results go through shared memory before the epilogue (``stage``).
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "form": (
+        "collapsed", "merged", "joined", "elementwise", "partitioned", "back_to_back", "anchor_row",
+    ),
+    "join": ("apart", "add", "maximum", "minimum", "multiply", "mixed", "concat"),
+    "balance": ("pad", "warps"),
+    "shortcut": ("identity",),
+    "stage": ("shared",),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +30,7 @@ class Proposal:
     Attributes
     ----------
     strategy : str
-        ``"vertical"`` or ``"horizontal"``.
+        One of ``config.STRATEGIES``.
     operators : tuple of str
         Operator names in topological order.
     anchors : tuple of str
@@ -27,8 +40,8 @@ class Proposal:
         The operators of each parallel branch; one branch for a vertical group.
     depth : int
         Working operators on the longest path.
-    parts : tuple of str
-        Ids of groups that this one replaces.
+    parts : tuple of (str, tuple of str)
+        Strategy and operators of each proposal that this one is made of, or replaces.
     options : tuple of (str, str)
         How the group is to be lowered, such as ``("form", "merged")``, sorted by key.
     """
@@ -38,7 +51,7 @@ class Proposal:
     anchors: tuple[str, ...] = ()
     members: tuple[tuple[str, ...], ...] = ()
     depth: int = 1
-    parts: tuple[str, ...] = ()
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     options: tuple[tuple[str, str], ...] = ()
 
     def option(self, key: str, default: str = "") -> str:
@@ -59,9 +72,4 @@ class Strategy(abc.ABC):
 
 def depth_of(graph: DataflowGraph, names: tuple[str, ...]) -> int:
     """Count the working operators on the longest path inside a set of operators."""
-    depth: dict[str, int] = {}
-    for name in graph.sort(names):
-        operator = graph.by_name[name]
-        before = (depth.get(p.name, 0) for p in graph.predecessors(operator))
-        depth[name] = max(before, default=0) + int(operator.does_work)
-    return max(depth.values(), default=0)
+    return graph.depth(names)

@@ -7,6 +7,7 @@ the group's body.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
 
 from ..graph.dataflow import DataflowGraph, Operator
@@ -108,13 +109,23 @@ def find_joins(
         Every branch in exactly one join; branches without a join are one ``"apart"`` join each.
     """
     nodes: dict[str, Join] = {b.result: Join((b,), "apart", (), b.result) for b in branches}
-    for operator in graph.operators:
-        if within is not None and operator.name not in within:
+    # Only readers of what the branches make can join them: in topological order, each once.
+    todo = [graph.index[c.name] for result in nodes for c in graph.consumers[result]]
+    heapq.heapify(todo)
+    last = -1
+    while todo:
+        index = heapq.heappop(todo)
+        operator = graph.operators[index]
+        if index == last or (within is not None and operator.name not in within):
             continue
+        last, before = index, set(nodes)
         if operator.op == "concat":
             _join_concat(graph, operator, nodes, max_members)
         elif operator.op in JOINS and len(operator.inputs) == 2:
             _join_pair(graph, operator, nodes, max_members)
+        for result in nodes.keys() - before:
+            for consumer in graph.consumers[result]:
+                heapq.heappush(todo, graph.index[consumer.name])
     return list(nodes.values())
 
 

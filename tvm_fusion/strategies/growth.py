@@ -1,13 +1,16 @@
-"""Growing a set of operators along its consumers (epilogue) or producers (prologue)."""
+"""Growing a set of operators along its consumers (epilogue) or producers (prologue).
+
+The native core does it (``csrc/dataflow.cc``); this translates names.
+"""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 
-from ..graph.dataflow import DataflowGraph, Operator
+from ..graph.dataflow import POINTWISE, DataflowGraph, Operator
 
-#: Patterns that can be computed where their operand is: in registers, element by element.
-POINTWISE = ("elementwise", "broadcast")
+__all__ = ["POINTWISE", "Allowed", "grow_epilogue", "grow_prologue"]
 
 Allowed = Callable[[Operator], bool]
 
@@ -41,41 +44,30 @@ def grow_epilogue(
     list of tuple of str
         The seed and each larger set with one result, smallest first.
     """
-    results = graph.external_outputs(seed)
-    if len(results) != 1:
-        return [seed]
-    shape = graph.tensors[results[0]].shape
-    current, refused, found = list(seed), set(), [seed]
-    while len(current) < max_operators:
-        candidate = _next_consumer(graph, current, refused)
-        if candidate is None:
-            break
-        fits = (
-            candidate.pattern in POINTWISE
-            and len(candidate.outputs) == 1
-            and graph.tensors[candidate.outputs[0]].shape == shape
-            and (allowed is None or allowed(candidate))
-            and graph.is_convex([*current, candidate.name])
-        )
-        if not fits:
-            refused.add(candidate.name)
-            continue
-        current.append(candidate.name)
-        if len(graph.external_outputs(current)) == 1:
-            found.append(graph.sort(current))
+    start = [graph.index[name] for name in seed]
+    steps = graph.core.grow_epilogue(start, max_operators, _by_index(graph, allowed))
+    members = sorted(set(start))
+    names = [graph.names[i] for i in members]
+    found = [seed]
+    for step in steps:
+        _insert(graph, members, names, step >> 1)
+        if step & 1:
+            found.append(tuple(names))
     return found
 
 
-def _next_consumer(graph: DataflowGraph, current: list[str], refused: set[str]) -> Operator | None:
-    inside = set(current)
-    consumers = (
-        c
-        for name in current
-        for tensor in graph.by_name[name].outputs
-        for c in graph.consumers[tensor]
-        if c.name not in inside and c.name not in refused
-    )
-    return min(consumers, key=lambda c: graph.index[c.name], default=None)
+def _by_index(graph: DataflowGraph, allowed: Allowed | None) -> Callable[[int], bool] | None:
+    if allowed is None:
+        return None
+    operators = graph.operators
+    return lambda i: bool(allowed(operators[i]))
+
+
+def _insert(graph: DataflowGraph, members: list[int], names: list[str], joining: int) -> None:
+    """Add an operator to positions and names, both in topological order."""
+    place = bisect.bisect(members, joining)
+    members.insert(place, joining)
+    names.insert(place, graph.names[joining])
 
 
 def grow_prologue(
@@ -92,36 +84,11 @@ def grow_prologue(
     list of tuple of str
         Each set of producers (without the anchor), smallest first; empty if none joins.
     """
-    current: list[str] = []
+    start = graph.index[anchor.name]
+    members: list[int] = []
+    names: list[str] = []
     found = []
-    while len(current) < max_operators:
-        inside = {anchor.name, *current}
-        reads = [t for name in inside for t in graph.by_name[name].inputs]
-        producers = sorted(
-            {p.name for t in reads if (p := graph.producer.get(t)) and p.name not in inside},
-            key=graph.index.__getitem__,
-            reverse=True,
-        )
-        fitting = (
-            name
-            for name in producers
-            if _is_prologue(graph, graph.by_name[name], inside)
-            and (allowed is None or allowed(graph.by_name[name]))
-        )
-        name = next(fitting, None)
-        if name is None:
-            break
-        current.append(name)
-        found.append(graph.sort(current))
+    for joining in graph.core.grow_prologue(start, max_operators, _by_index(graph, allowed)):
+        _insert(graph, members, names, joining)
+        found.append(tuple(names))
     return found
-
-
-def _is_prologue(graph: DataflowGraph, operator: Operator, inside: set[str]) -> bool:
-    if operator.pattern not in POINTWISE or len(operator.outputs) != 1:
-        return False
-    result = operator.outputs[0]
-    if result in graph.outputs or any(c.name not in inside for c in graph.consumers[result]):
-        return False
-    operands = [graph.tensors[t] for t in operator.inputs if not graph.tensors[t].is_constant]
-    largest = max((t.size for t in operands), default=0)
-    return graph.tensors[result].size <= largest

@@ -2,15 +2,18 @@
 
 Forms, from the most to the least that the members share:
 
-``collapsed``    a linear sum of convolutions of one input: one convolution with the added weights
-``merged``       one input, one kernel shape: one anchor with concatenated weights ``joined``
-other inputs, joined element by element: every anchor accumulates in the registers of one block
-``elementwise``  branches without an anchor, joined: one pointwise kernel ``partitioned``  returned
-apart or concatenated: one launch whose blocks are divided among the members
+* ``collapsed``: a linear sum of convolutions of one input; one convolution with the added weights
+* ``merged``: one input, one kernel shape; one anchor with concatenated weights
+* ``joined``: other inputs, joined element by element; every anchor accumulates in the registers of
+  one block
+* ``elementwise``: branches without an anchor, joined or reading one tensor; one pointwise kernel
+* ``partitioned``: returned apart or concatenated; one launch whose blocks are divided among the
+  members
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -35,11 +38,12 @@ class Horizontal(Strategy):
 
     def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
         seen: set[tuple[str, ...]] = set()
-        for heads in sibling_sets(graph):
-            for proposal in self._from_heads(graph, config, heads):
-                if proposal.operators not in seen:
-                    seen.add(proposal.operators)
-                    yield proposal
+        found = (p for heads in sibling_sets(graph) for p in self._from_heads(graph, config, heads))
+        readers = (p for heads in reader_sets(graph) for p in _readers(graph, config, heads))
+        for proposal in itertools.chain(found, readers):
+            if proposal.operators not in seen:
+                seen.add(proposal.operators)
+                yield proposal
 
     def _from_heads(
         self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
@@ -52,17 +56,54 @@ class Horizontal(Strategy):
         for join in whole:
             if len(join.branches) > 1:
                 yield _proposal(graph, config, join, whole)
+        most = member_limit(graph, config, heads)
+        lone = tuple(join.branches[0] for join in whole if not join.operators)
+        if len(lone) > most:
+            yield _proposal(graph, config, Join(lone, "apart"), whole)
+        while most > 1:
+            yield from self._in_pieces(graph, config, heads, branches, most)
+            most //= 2  # fewer members may pay more
+
+    def _in_pieces(
+        self,
+        graph: DataflowGraph,
+        config: FusionConfig,
+        heads: Sequence[Operator],
+        branches: Sequence[Branch],
+        most: int,
+    ) -> Iterator[Proposal]:
+        """Branches in groups of at most ``most`` members, joined and apart."""
         lone: list[Branch] = []
-        joins = find_joins(graph, branches, config.max_members)
+        joins = find_joins(graph, branches, most)
         for join in joins:
             if len(join.branches) > 1:
                 yield _proposal(graph, config, join, joins)
             elif not join.operators:
                 lone.extend(join.branches)
-        for start in range(0, len(lone), config.max_members):
-            chunk = tuple(lone[start : start + config.max_members])
-            if len(chunk) > 1:
-                yield _proposal(graph, config, Join(chunk, "apart"), joins)
+        for chunk in _chunks(lone, most):
+            yield _proposal(graph, config, Join(chunk, "apart"), joins)
+        # The heads without what follows them: a part that a compound group is measured against.
+        if any(len(b.operators) > 1 for b in branches):
+            bare = [Branch(h.name, (h.name,), h.outputs[0]) for h in heads]
+            for chunk in _chunks(bare, most):
+                yield _proposal(graph, config, Join(chunk, "apart"), ())
+
+
+def member_limit(graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]) -> int:
+    """Most members that stay apart.
+
+    Products of one input that merge into one wider product need no more registers the more they
+    are; in a transformer, whose heads are such products, four times as many may be merged.
+    """
+    merging = heads[0].op == "matmul" and len(heads) > 1 and _mergeable(graph, heads)
+    return config.max_members * (4 if merging and config.preset == "transformer" else 1)
+
+
+def _chunks(branches: Sequence[Branch], size: int) -> Iterator[tuple[Branch, ...]]:
+    """Cut branches into groups of at most ``size``, leaving out a last one that is alone."""
+    for start in range(0, len(branches), size):
+        if len(branches) - start > 1:
+            yield tuple(branches[start : start + size])
 
 
 def sibling_sets(graph: DataflowGraph) -> Iterator[list[Operator]]:
@@ -87,6 +128,35 @@ def sibling_sets(graph: DataflowGraph) -> Iterator[list[Operator]]:
         yield from (members for members in classes.values() if len(members) > 1)
         if len(classes) > 1:
             yield bucket
+
+
+def reader_sets(graph: DataflowGraph) -> Iterator[list[Operator]]:
+    """Yield the pointwise readers of each tensor that several read, and nothing else but constants."""
+    for readers in graph.consumers.values():
+        if len(readers) < 2:
+            continue
+        lone = [
+            o
+            for o in readers
+            if o.pattern in POINTWISE
+            and len(o.outputs) == 1
+            and len({t for t in o.inputs if not graph.tensors[t].is_constant}) == 1
+        ]
+        if len(lone) > 1:
+            yield lone
+
+
+def _readers(
+    graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
+) -> Iterator[Proposal]:
+    """Readers of one tensor as one kernel with several results.
+
+    Those that meet again are left to a vertical chain, which holds them all.
+    """
+    branches = find_branches(graph, heads, config.max_operators)
+    alone = [j.branches[0] for j in find_joins(graph, branches, None) if not j.operators]
+    for chunk in _chunks(alone, config.max_members):
+        yield _proposal(graph, config, Join(chunk, "apart"), ())
 
 
 def _heads_pointwise_branch(graph: DataflowGraph, operator: Operator) -> bool:
@@ -124,9 +194,10 @@ def form_of(graph: DataflowGraph, join: Join) -> str:
     heads = [graph.by_name[b.head] for b in join.branches]
     elementwise_join = join.kind in JOINS or join.kind == "mixed"
     if all(head.pattern in POINTWISE for head in heads):
-        return "elementwise" if elementwise_join else "partitioned"
+        # Readers of one tensor are computed by the same thread, which loads it once.
+        return "elementwise" if elementwise_join or _read_alike(graph, heads) else "partitioned"
     if _mergeable(graph, heads) and same_structure(graph, join.branches):
-        linear = all(_is_linear(graph, b) for b in join.branches)
+        linear = all(is_linear(graph, b) for b in join.branches)
         if join.kind == "add" and linear and len({_weight_shape(graph, h) for h in heads}) == 1:
             return "collapsed"
         if heads[0].op == "conv2d" or not elementwise_join:
@@ -134,9 +205,21 @@ def form_of(graph: DataflowGraph, join: Join) -> str:
     return "joined" if elementwise_join else "partitioned"
 
 
+def _read_alike(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
+    """Whether pointwise operators read one tensor, apart from constants, and make one shape."""
+    read = {t for h in heads for t in h.inputs if not graph.tensors[t].is_constant}
+    shapes = {graph.tensors[h.outputs[0]].shape for h in heads}
+    return len(read) == 1 and len(shapes) == 1
+
+
 def _mergeable(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
-    """One input, one signature, and weights known at compile time, so that they can be concatenated."""
-    same = len({h.inputs[0] for h in heads}) == 1 and len({signature(graph, h) for h in heads}) == 1
+    """One signature, and weights that can be concatenated."""
+    return len({signature(graph, h) for h in heads}) == 1 and can_concatenate_weights(graph, heads)
+
+
+def can_concatenate_weights(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
+    """Whether anchors read one input and have dense weights that are known at compile time."""
+    same = len({h.inputs[0] for h in heads}) == 1
     constant = all(graph.tensors[h.inputs[1]].is_constant for h in heads)
     dense = all(int(h.attrs.get("groups", 1)) == 1 for h in heads)
     plain = all(h.op != "matmul" or len(graph.tensors[h.inputs[1]].shape) == 2 for h in heads)
@@ -147,8 +230,8 @@ def _weight_shape(graph: DataflowGraph, head: Operator) -> tuple[int | None, ...
     return graph.tensors[head.inputs[1]].shape
 
 
-def _is_linear(graph: DataflowGraph, branch: Branch) -> bool:
-    """The anchor and at most additions of constants."""
+def is_linear(graph: DataflowGraph, branch: Branch) -> bool:
+    """Whether a branch is its anchor and at most additions of constants."""
     rest = (graph.by_name[name] for name in branch.operators if name != branch.head)
     return all(o.op == "add" and _only_constants_besides_chain(graph, o, branch) for o in rest)
 

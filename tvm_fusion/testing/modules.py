@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..compat import relax, tvm
+from ..graph.relax import from_relax
+from ..strategies.base import Proposal, depth_of
+from ..strategies.decompose import decompose
+from ..transform.annotate import annotate
 from ..transform.rename import Substitute
 
 
@@ -100,6 +104,34 @@ class ModuleBuilder:
         """A sum of two values."""
         return self.op(name, relax.op.add(left, right))
 
+    def concat(self, name: str, values: Sequence[Any], axis: int | None = None) -> Any:
+        """A concatenation, along the channels unless an axis is given."""
+        axis = self.layout.index("C") if axis is None else axis
+        return self.op(name, relax.op.concat(list(values), axis=axis))
+
+    def split(self, name: str, value: Any, parts: Any, axis: int | None = None) -> list[Any]:
+        """The parts of a tensor (a number of equal ones, or where they begin), along the channels by default."""
+        axis = self.layout.index("C") if axis is None else axis
+        packed = self.op(name, relax.op.split(value, parts, axis=axis))
+        fields = range(len(packed.ty.fields))
+        return [self.op(f"{name}_{i}", relax.TupleGetItem(packed, i)) for i in fields]
+
+    def dense(self, name: str, value: Any, columns: int, *, bias: bool = True) -> Any:
+        """A matrix product with random weights, and a bias named ``name_bias``."""
+        inner = int(value.ty.shape[-1])
+        product = self.op(
+            name, relax.op.matmul(value, self.const(inner, columns, scale=inner**-0.5))
+        )
+        if not bias:
+            return product
+        return self.op(f"{name}_bias", relax.op.add(product, self.const(columns)))
+
+    def layer_norm(self, name: str, value: Any) -> Any:
+        """A layer norm over the last axis, with random scale and shift."""
+        columns = int(value.ty.shape[-1])
+        scale, shift = self.const(columns), self.const(columns)
+        return self.op(name, relax.op.nn.layer_norm(value, scale, shift, axes=[-1]))
+
     def finish(self, *results: Any) -> tvm.IRModule:
         """Return the module; the results become its outputs."""
         replaced = {r: relax.Var(r.name, r.ty) for r in results if isinstance(r, relax.DataflowVar)}
@@ -118,6 +150,32 @@ class ModuleBuilder:
         seq = relax.SeqExpr([relax.DataflowBlock(bindings)], body)
         func = relax.Function(self._params, seq, body.ty, attrs=attrs)
         return relax.transform.Normalize()(tvm.IRModule({"main": func}))
+
+
+def as_group(
+    mod: tvm.IRModule, strategy: str, operators: Sequence[str] | None = None, **options: str
+) -> tvm.IRModule:
+    """Annotate some operators of a canonical module as one group, whatever a strategy would propose.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module; it is left untouched.
+    strategy : str
+        The group's strategy; the group is named ``fused_<strategy>_0``.
+    operators : sequence of str, optional
+        Node names; all operators when absent.
+    **options : str
+        The group's options, such as ``form="joined"``.
+    """
+    found = from_relax(mod)
+    names = found.graph.sort(operators or [o.name for o in found.graph.operators])
+    shape = decompose(found.graph, names, options)
+    proposal = Proposal(
+        strategy, names, shape.anchors, tuple(b.operators for b in shape.branches),
+        depth_of(found.graph, names), (), tuple(sorted(options.items())),
+    )  # fmt: skip
+    return annotate(mod, found, {f"fused_{strategy}_0": proposal})
 
 
 def parallel_convs(

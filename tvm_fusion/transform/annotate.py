@@ -163,6 +163,28 @@ def group_attrs(proposal: Proposal) -> dict[str, Any]:
         "tvm_fusion.strategy": proposal.strategy,
         "tvm_fusion.depth": proposal.depth,
         "tvm_fusion.members": len(proposal.members),
-        "tvm_fusion.parts": [],
+        "tvm_fusion.parts": [_part_text(proposal, *part) for part in proposal.parts],
         "tvm_fusion.options": dict(proposal.options),
     }
+
+
+def _part_text(proposal: Proposal, strategy: str, operators: tuple[str, ...]) -> str:
+    """A part as strategy and positions in the group, as ``"vertical:0,1"``: names would be unique."""
+    return f"{strategy}:{','.join(str(proposal.operators.index(name)) for name in operators)}"
+
+
+def parts_from(attrs: Mapping[str, Any], operators: Sequence[str]) -> tuple[Any, ...]:
+    """Read the parts of an annotated group back.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of the group function.
+    operators : sequence of str
+        Its operators in topological order.
+    """
+    out = []
+    for text in attrs.get("tvm_fusion.parts", ()):
+        strategy, _, positions = str(text).partition(":")
+        out.append((strategy, tuple(operators[int(i)] for i in positions.split(","))))
+    return tuple(out)

@@ -8,14 +8,18 @@ from typing import Any
 from ..compat import Target, tvm
 from ..config import FusionConfig
 from ..devices import device_for
+from ..frontend.canonical import canonicalize
+from ..graph.dataflow import DataflowGraph
 from ..graph.relax import RelaxGraph, from_relax
 from ..planner.assemble import make_plan, proposals_of
+from ..planner.candidates import Measure
 from ..planner.plan import Plan, TargetInfo
+from ..planner.planner import Compiler, Solution, solve
 from ..strategies.base import Proposal, depth_of
 from ..strategies.decompose import decompose
 from ..targets import parse_target
-from .annotate import annotate
-from .strip_fusion import ExistingGroup, strip
+from .annotate import annotate, parts_from
+from .strip_fusion import ExistingGroup, is_group, strip
 
 
 def plan_module(
@@ -25,6 +29,8 @@ def plan_module(
     *,
     model: str = "model",
     excluded: Iterable[tuple[str, ...]] = (),
+    compiler: Compiler | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """Plan a canonical module, respecting groups that it already has.
 
@@ -40,6 +46,8 @@ def plan_module(
         Name shown in reports.
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
+    compiler, measure : callable, optional
+        What the compiler and the clock say of kernels (see ``planner.solve``).
     """
     resolved = parse_target(target)
     flat, groups = strip(mod)
@@ -49,8 +57,26 @@ def plan_module(
     arch = resolved.attrs.get("arch") if resolved.kind.name == "cuda" else None
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
     return make_plan(
-        found.graph, device, info, config, model=model, existing=existing, excluded=excluded
-    )
+        found.graph, device, info, config, model=model, existing=existing, excluded=excluded,
+        compiler=compiler, measure=measure,
+    )  # fmt: skip
+
+
+def solve_module(
+    mod: tvm.IRModule, target: Target | str | None, config: FusionConfig
+) -> tuple[DataflowGraph, Solution]:
+    """Decide as `plan_module` does and return everything that was weighed, with the graph."""
+    resolved = parse_target(target)
+    flat, groups = strip(mod)
+    found = from_relax(flat)
+    existing = {group.name: _as_proposal(found, group) for group in groups}
+    return found.graph, solve(found.graph, device_for(resolved), config, existing)
+
+
+def graph_of(mod: tvm.IRModule) -> DataflowGraph:
+    """The graph that plans of a module (canonical or not, annotated or not) are made for."""
+    annotated = any(is_group(function) for function in mod.functions.values())
+    return from_relax(strip(mod if annotated else canonicalize(mod))[0]).graph
 
 
 def apply_plan(mod: tvm.IRModule, plan: Plan) -> tvm.IRModule:
@@ -72,13 +98,13 @@ def _as_proposal(found: RelaxGraph, group: ExistingGroup) -> Proposal:
     bound = set(group.variables)
     names = [n for n, bindings in found.bindings.items() if bindings[0].var in bound]
     operators = found.graph.sort(names)
-    shape = decompose(found.graph, operators)
     options = tuple(sorted((k, str(v)) for k, v in dict(group.attrs["tvm_fusion.options"]).items()))
-    wide = group.attrs["tvm_fusion.strategy"] == "horizontal"
+    shape = decompose(found.graph, operators, dict(options))
+    wide = group.attrs["tvm_fusion.strategy"] != "vertical" and shape.branches
     members = tuple(b.operators for b in shape.branches) if wide else (operators,)
     return Proposal(
         str(group.attrs["tvm_fusion.strategy"]), operators, shape.anchors, members,
-        depth_of(found.graph, operators), (), options,
+        depth_of(found.graph, operators), parts_from(group.attrs, operators), options,
     )  # fmt: skip
 
 
@@ -108,7 +134,7 @@ class VerticalFusion(_DecidingPass):
     """
 
     def __init__(
-        self, max_depth: int = 16, target: Target | str | None = None, **options: Any
+        self, max_depth: int = 64, target: Target | str | None = None, **options: Any
     ) -> None:
         self.config = FusionConfig(strategies=("vertical",), max_depth=max_depth, **options)
         self.target = target
@@ -133,6 +159,72 @@ class HorizontalFusion(_DecidingPass):
     ) -> None:
         self.config = FusionConfig(strategies=("horizontal",), max_members=max_members, **options)
         self.target = target
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CrossFusion")
+class CrossFusion(_DecidingPass):
+    """Annotate branches with the operator that joins them.
+
+    Parameters
+    ----------
+    max_work_ratio : float
+        Largest ratio of the work of two branches.
+    balance : str
+        What to do above it: ``"refuse"``, ``"pad"`` or ``"warps"`` (see ``FusionConfig``).
+    target : Target, str or None
+        Target to predict for; None takes the current one.
+    **options
+        Other fields of ``FusionConfig``.
+    """
+
+    def __init__(
+        self,
+        max_work_ratio: float = 3.0,
+        balance: str = "refuse",
+        target: Target | str | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = FusionConfig(
+            strategies=("cross",), max_work_ratio=max_work_ratio, balance=balance, **options
+        )
+        self.target = target
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CompoundFusion")
+class CompoundFusion(_DecidingPass):
+    """Annotate kernels that hold several strategies, built from parts that pay on their own.
+
+    Parameters
+    ----------
+    mode : str
+        ``"serial"``: vertical inside each branch, then horizontal across the branches, one kernel.
+        ``"parallel"``: several kernels of different strategies that serve one region; they are what
+        the other passes annotate, so the module stays as it is, and the plan's ``regions`` names them.
+    target : Target, str or None
+        Target to predict for; None takes the current one.
+    **options
+        Other fields of ``FusionConfig``.
+
+    Raises
+    ------
+    ValueError
+        If the mode is unknown.
+    """
+
+    def __init__(
+        self, mode: str = "serial", target: Target | str | None = None, **options: Any
+    ) -> None:
+        if mode not in ("serial", "parallel"):
+            raise ValueError(f"unknown mode {mode!r}; choose from serial, parallel")
+        self.mode = mode
+        self.config = FusionConfig(strategies=("compound",), **options)
+        self.target = target
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Annotate ``main``."""
+        if self.mode == "parallel":
+            return mod
+        return super().transform_module(mod, ctx)
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.Fuse")

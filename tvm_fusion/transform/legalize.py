@@ -181,11 +181,15 @@ def _is_one(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
+def with_fields(attrs: ir.Attrs, **changes: Any) -> ir.Attrs:
+    """Return an operator's attributes with some replaced; they are immutable, so all are rebuilt field by field."""
+    info = type(attrs).__tvm_ffi_type_info__
+    fields = {field.name: getattr(attrs, field.name) for field in info.fields}
+    return ir.make_node(info.type_key, **{**fields, **changes})
+
+
 def _with_result_type(call: ir.Call, dtype: str) -> ir.Call:
-    """Return the call with ``out_dtype`` replaced; attributes are immutable, so they are rebuilt field by field."""
-    info = type(call.attrs).__tvm_ffi_type_info__
-    fields = {field.name: getattr(call.attrs, field.name) for field in info.fields}
-    attrs = ir.make_node(info.type_key, **{**fields, "out_dtype": dtype})
+    attrs = with_fields(call.attrs, out_dtype=dtype)
     return relax.Call(call.op, call.args, attrs, call.ty_args)
 
 

@@ -16,19 +16,26 @@ from ..compat import (
     tvm,
     with_functions,
 )
+from ..errors import LoweringError
 from .annotate import ORDER
 from .legalize import legalize
-from .rewrite_horizontal import rewrite_horizontal
-from .strip_fusion import STRATEGY, is_group
+from .rewrite_groups import rewrite_group
+from .strip_fusion import is_group
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.LowerGroups")
 class LowerGroups:
     """Lower every operator to ``call_tir`` and every group to one PrimFunc.
 
-    Horizontal groups are first rewritten to compute what their members share once; then TVM's
-    LegalizeOps (with float32 accumulation of narrow types) and FuseTIR do the lowering. The groups'
-    attributes move to the PrimFuncs, and equal kernels become one.
+    Groups are first rewritten by their option ``form``, whatever their strategy, to compute what
+    their members share once; then TVM's LegalizeOps (with float32 accumulation of narrow types) and
+    FuseTIR do the lowering. The groups' attributes move to the PrimFuncs, and equal kernels become
+    one.
+
+    Raises
+    ------
+    LoweringError
+        If a group does not have the form that its options name.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -45,16 +52,25 @@ def lower_groups(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
         The module with PrimFuncs.
     kernels : dict of str to str
         Kernel name by group name (equal groups share one).
+
+    Raises
+    ------
+    LoweringError
+        If a group does not have the form that its options name, or does not become one PrimFunc.
     """
     names = [gv.name_hint for gv, f in mod.functions.items() if is_group(f)]
     mod = legalize(_rewrite_groups(mod))
     mod = _fuse_keeping_attrs(mod)
+    kept = {gv.name_hint for gv, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
+    for name in names:
+        if name not in kept:
+            raise LoweringError(f"{name} does not become one kernel; leave its operators unfused")
     mod, aliases = share_equal_kernels(mod)
     return mod, {name: aliases.get(name, name) for name in names}
 
 
 def _rewrite_groups(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite the horizontal groups that ``main`` calls, and drop the order that only ``strip`` needs."""
+    """Rewrite the groups that ``main`` calls by their forms, and drop the order that only ``strip`` needs."""
     main = mod.get_global_var("main")
     func = mod[main]
     bindings = []
@@ -62,9 +78,9 @@ def _rewrite_groups(mod: tvm.IRModule) -> tvm.IRModule:
         value = binding.value
         if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
             callee = mod[value.op]
-            if is_group(callee) and callee.attrs[STRATEGY] == "horizontal":
+            if is_group(callee):
                 gv = mod.get_global_var(value.op.name_hint)
-                mod, value = rewrite_horizontal(mod, gv, value)
+                mod, value = rewrite_group(mod, gv, value)
         bindings.append(relax.VarBinding(binding.var, value))
     attrs = {k: v for k, v in (func.attrs.items() if func.attrs else ()) if k != ORDER}
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)

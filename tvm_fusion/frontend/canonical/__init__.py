@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...compat import tvm
+from ...compat import structural_hash, tvm
 from ...errors import InvalidModelError, UnsupportedOperatorError
 from .bind_weights import BindWeights
 from .compact_constants import CompactConstants
@@ -18,7 +18,7 @@ from .fold_scale_into_weights import FoldScaleIntoWeights
 from .merge_scale_shifts import MergeScaleShifts
 from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
-from .rewrite import bindings_of
+from .rewrite import bindings_of, sharing_scans
 from .simplify_bias import SimplifyBias
 from .unstack_reductions import UnstackReductions
 
@@ -88,6 +88,8 @@ def canonicalize(
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype is None and params is None and isinstance(mod, tvm.IRModule) and _is_known(mod):
+        return mod
     passes = [BindWeights(params) if make is BindWeights else make() for make in CANONICAL_PASSES]
     if dtype is not None:
         # After all folding, which so happens in the model's own precision.
@@ -95,18 +97,37 @@ def canonicalize(
     if dtype in ("float16", "bfloat16"):
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]
-    for transform in passes:
-        try:
-            mod = transform(mod)
-        except TypeError as error:
-            if not isinstance(transform, ConvertDtype):
-                raise
-            reason = str(error).strip().splitlines()[-1]
-            raise UnsupportedOperatorError(
-                f"the model cannot be converted to {dtype}: {reason}"
-            ) from error
+    with sharing_scans():
+        for transform in passes:
+            try:
+                mod = transform(mod)
+            except TypeError as error:
+                if not isinstance(transform, ConvertDtype):
+                    raise
+                reason = str(error).strip().splitlines()[-1]
+                raise UnsupportedOperatorError(
+                    f"the model cannot be converted to {dtype}: {reason}"
+                ) from error
     if not bindings_of(mod["main"]):
         raise InvalidModelError(
             "the model computes nothing: every output is an input or a constant"
         )
+    _CANONICAL[_digest(mod)] = None
+    while len(_CANONICAL) > _REMEMBERED:
+        del _CANONICAL[next(iter(_CANONICAL))]
     return mod
+
+
+#: Digests of recent results, oldest first: planning, compiling and verifying one model would clean
+#: it up each time, which takes longer than planning it.
+_CANONICAL: dict[int, None] = {}
+_REMEMBERED = 256
+
+
+def _digest(mod: tvm.IRModule) -> int:
+    """Hash of a module's structure; weights do not count, since no pass depends on most of them."""
+    return structural_hash(mod, skip_tensor_content=True)
+
+
+def _is_known(mod: tvm.IRModule) -> bool:
+    return _digest(mod) in _CANONICAL

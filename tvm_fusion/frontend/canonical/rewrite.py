@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,8 +28,8 @@ class BindingRewriter:
     def __init__(self) -> None:
         self._builder = BlockBuilder()
         self._bindings: dict[relax.Var, ir.Expr] = {}
-        self._map: dict[relax.Var, ir.Expr] = {}
-        self.uses: Counter[relax.Var] = Counter()
+        self._map: dict[relax.Var, ir.Expr] = {}  # variables that stand for something else
+        self._uses: Counter[int] = Counter()  # by handle: comparing two variables is slow
         self.visiting: relax.Var | None = None  # the old variable whose value ``visit`` is given
 
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
@@ -61,47 +64,110 @@ class BindingRewriter:
 
     def single_use(self, expr: ir.Expr) -> bool:
         """Return whether the (new) variable ``expr`` is read once."""
-        return self.uses[expr] <= 1
+        return self._uses[_handle(expr)] <= 1
 
     def transform(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a copy of ``mod`` with ``main`` rewritten."""
         gvar = mod.get_global_var("main")
         func = mod[gvar]
-        bindings, result = bindings_of(func), func.body.body
-        counts = Counter(var for b in bindings for var in variables(b.value))
-        counts.update(variables(result))
+        scan = _scan(func)
+        self._uses.update(scan.counts)
         for param in func.params:
-            self._bind(param, self.visit_param(param), counts)
-        params = [
-            self._map[param] for param in func.params if isinstance(self._map[param], relax.Var)
-        ]
-        for binding in bindings:
-            value = binding.value
+            self._bind(param, self.visit_param(param), scan)
+        params = [self._map.get(param, param) for param in func.params]
+        params = [param for param in params if isinstance(param, relax.Var)]
+        for var, value in scan.bindings:
             new = self.substitute(value)
             if isinstance(new, ir.Call | relax.TupleGetItem):
-                self.visiting = binding.var
-                new = self.visit(binding.var.name, new)
+                self.visiting = var
+                new = self.visit(var.name, new)
             if new is value:  # nothing changed: the variable and its type stay
-                self._bindings[binding.var] = value
-                new = binding.var
+                self._bindings[var] = value
             else:
-                new = self.emit(binding.var.name, new)
-            self._bind(binding.var, new, counts)
-        outputs = self.substitute(result)
+                self._bind(var, self.emit(var.name, new), scan)
+        outputs = self.substitute(scan.result)
         if isinstance(outputs, relax.Tuple):
-            outputs = relax.Tuple([self.visit_output(field) for field in outputs.fields])
+            fields = [self.visit_output(field) for field in outputs.fields]
+            kept = all(a.same_as(b) for a, b in zip(fields, outputs.fields, strict=True))
+            outputs = outputs if kept else relax.Tuple(fields)
         else:
             outputs = self.visit_output(outputs)
+        unchanged = not self._map and len(self._bindings) == len(scan.bindings)
+        if unchanged and outputs is scan.result and scan.is_finished:
+            return with_main(mod, func)
         return with_main(mod, _finish(func, params, self._bindings, outputs))
 
-    def _bind(self, old: relax.Var, new: ir.Expr, counts: Counter[relax.Var]) -> None:
+    def _bind(self, old: relax.Var, new: ir.Expr, scan: _Scan) -> None:
+        if new.same_as(old):
+            return
         self._map[old] = new
         if isinstance(new, relax.Var):
-            self.uses[new] += counts[old]
+            self._uses[_handle(new)] += scan.counts[_handle(old)]
 
     def substitute(self, expr: ir.Expr) -> ir.Expr:
         """Return ``expr`` over the new variables; the same object when nothing in it changed."""
-        return substitute(expr, self._map)
+        return substitute(expr, self._map) if self._map else expr
+
+
+class _Scan:
+    """What a pass has to know of a function before it starts.
+
+    Attributes
+    ----------
+    bindings : list of (Var, Expr)
+        The variables and their values, in order.
+    result : Expr
+        The function's result.
+    counts : Counter of int
+        How often each variable is read, by handle.
+    """
+
+    def __init__(self, func: relax.Function) -> None:
+        self.func = func
+        self.bindings = [(binding.var, binding.value) for binding in bindings_of(func)]
+        self.result = func.body.body
+        values = (value for _, value in self.bindings)
+        self.counts = Counter(_handle(var) for value in values for var in variables(value))
+        self.counts.update(_handle(var) for var in variables(self.result))
+
+    @functools.cached_property
+    def is_finished(self) -> bool:
+        """Whether `_finish` would leave the function as it is."""
+        blocks = self.func.body.blocks
+        if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+            return False
+        if not all(isinstance(binding, relax.VarBinding) for binding in blocks[0].bindings):
+            return False
+        returned = {_handle(var) for var in variables(self.result)}
+        # Every variable is read by a later binding or returned, and so all of them are live.
+        return all(
+            self.counts[_handle(var)] > 0
+            and isinstance(var, relax.DataflowVar) != (_handle(var) in returned)
+            for var, _ in self.bindings
+        )
+
+
+_shared: contextvars.ContextVar[list[_Scan] | None] = contextvars.ContextVar("shared", default=None)
+
+
+@contextlib.contextmanager
+def sharing_scans() -> Iterator[None]:
+    """Let the passes that run inside share what they read of a function that none of them changed."""
+    token = _shared.set([])
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def _scan(func: relax.Function) -> _Scan:
+    kept = _shared.get()
+    if kept and kept[0].func.same_as(func):
+        return kept[0]
+    scan = _Scan(func)
+    if kept is not None:
+        kept[:] = [scan]
+    return scan
 
 
 def bindings_of(func: relax.Function) -> list[relax.Binding]:
@@ -118,16 +184,29 @@ def op_name(expr: Any) -> str | None:
 
 def variables(expr: ir.Expr) -> Iterator[relax.Var]:
     """Yield the Relax variables that a bound value (or the function's result) reads, with repetition."""
-    if isinstance(expr, relax.Var):
+    kind = _kind(type(expr))
+    if kind is relax.Var:
         yield expr
-    elif isinstance(expr, ir.Call):
+    elif kind is ir.Call:
         for arg in expr.args:
             yield from variables(arg)
-    elif isinstance(expr, relax.Tuple):
+    elif kind is relax.Tuple:
         for field in expr.fields:
             yield from variables(field)
-    elif isinstance(expr, relax.TupleGetItem):
+    elif kind is relax.TupleGetItem:
         yield from variables(expr.tuple_value)
+
+
+@functools.cache
+def _kind(cls: type) -> type | None:
+    """The class among those that `variables` tells apart; asking each object anew is slow."""
+    kinds = (relax.Var, ir.Call, relax.Tuple, relax.TupleGetItem)
+    return next((kind for kind in kinds if issubclass(cls, kind)), None)
+
+
+def _handle(var: relax.Var) -> int:
+    """Identity of a variable that is alive: Python makes a new object at each access."""
+    return var.__chandle__()
 
 
 def substitute(expr: ir.Expr, mapping: Mapping[relax.Var, ir.Expr]) -> ir.Expr:

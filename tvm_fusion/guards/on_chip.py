@@ -1,0 +1,165 @@
+"""Registers, shared memory and occupancy: estimated for every proposal, exact once compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..config import FusionConfig
+from ..devices import DeviceSpec
+from ..graph.dataflow import DataflowGraph
+from ..strategies.base import Proposal
+from .base import ACCEPTED, Guard, Verdict
+from .footprint import footprint
+from .needs import Footprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What the compiler says of one kernel.
+
+    Parameters
+    ----------
+    registers : int
+        32-bit registers of a thread.
+    spill_bytes : int
+        Bytes spilled to and reloaded from local memory, per thread.
+    shared_bytes : int
+        Static shared memory of a block.
+    threads : int
+        Threads of a block.
+    template : str or None
+        Schedule template that made the kernel.
+    error : str
+        Why there is no kernel; empty if there is one.
+    """
+
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    threads: int | None = None
+    template: str | None = None
+    error: str = ""
+
+
+class SharedMemory(Guard):
+    """Refuses groups whose blocks need more shared memory than they get."""
+
+    reason = "shared_memory"
+
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if device.kind != "cuda":
+            return ACCEPTED
+        return _shared(footprint(graph, proposal, device).shared_bytes, config, device, "estimated")
+
+
+class Registers(Guard):
+    """Refuses groups whose threads need more registers than they may have."""
+
+    reason = "registers"
+
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if device.kind != "cuda":
+            return ACCEPTED
+        return _registers(footprint(graph, proposal, device).registers, config, device, "estimated")
+
+
+class Occupancy(Guard):
+    """Refuses groups of which too few threads would be resident on a multiprocessor."""
+
+    reason = "occupancy"
+
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if device.kind != "cuda":
+            return ACCEPTED
+        return _occupancy(footprint(graph, proposal, device), config, device, "estimated")
+
+
+def judge_resources(
+    found: Resources, needs: Footprint, config: FusionConfig, device: DeviceSpec
+) -> Verdict:
+    """Judge a compiled kernel.
+
+    Parameters
+    ----------
+    found : Resources
+        What the compiler says.
+    needs : Footprint
+        The estimate; its number of threads is used where the compiler's is unknown.
+    config : FusionConfig
+        The limits.
+    device : DeviceSpec
+        The device.
+
+    Returns
+    -------
+    Verdict
+        The first limit that the kernel breaks: it cannot be built, spills, needs too much.
+    """
+    if found.error:
+        return Verdict("unsupported", "no_template", {}, found.error)
+    if device.kind != "cuda":
+        return ACCEPTED
+    if found.spill_bytes:
+        return Verdict(
+            "unprofitable", "spill",
+            {"spill_bytes": found.spill_bytes, "registers": found.registers},
+            f"the compiler spills {found.spill_bytes} bytes a thread at {found.registers} registers",
+        )  # fmt: skip
+    exact = dataclasses.replace(
+        needs,
+        registers=found.registers or needs.registers,
+        shared_bytes=needs.shared_bytes if found.shared_bytes is None else found.shared_bytes,
+        threads=found.threads or needs.threads,
+    )
+    for verdict in (
+        _registers(exact.registers, config, device, "compiled"),
+        _shared(exact.shared_bytes, config, device, "compiled"),
+        _occupancy(exact, config, device, "compiled"),
+    ):
+        if not verdict.accepted:
+            return verdict
+    return ACCEPTED
+
+
+def _shared(used: int, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+    most = device.shared_memory_per_block
+    limit = min(config.max_shared_memory or most, most)  # an option cannot enlarge the chip
+    if used <= limit:
+        return ACCEPTED
+    return Verdict(
+        "unsupported" if used > most else "unprofitable", "shared_memory",
+        {"shared_bytes": used, "max_shared_memory": limit, "source": source},
+        f"a block would need {used} bytes of shared memory ({source}); the limit is {limit}",
+    )  # fmt: skip
+
+
+def _registers(used: int, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+    limit = config.max_registers or device.max_registers_per_thread
+    if not limit or used <= limit:
+        return ACCEPTED
+    return Verdict(
+        "unprofitable", "registers",
+        {"registers": used, "max_registers": limit, "source": source},
+        f"a thread would need {used} registers ({source}); the limit is {limit}",
+    )  # fmt: skip
+
+
+def _occupancy(needs: Footprint, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+    reached = needs.occupancy(device)
+    if reached >= config.min_occupancy:
+        return ACCEPTED
+    return Verdict(
+        "unprofitable", "occupancy",
+        {
+            "occupancy": round(reached, 4), "min_occupancy": config.min_occupancy,
+            "registers": needs.registers, "shared_bytes": needs.shared_bytes,
+            "threads": needs.threads, "source": source,
+        },
+        f"only {reached:.0%} of a multiprocessor's threads could be resident ({source})",
+    )  # fmt: skip

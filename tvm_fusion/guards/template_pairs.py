@@ -1,0 +1,79 @@
+"""Pairs of anchors that a schedule template has in one kernel."""
+
+from __future__ import annotations
+
+from ..config import FusionConfig
+from ..devices import DeviceSpec
+from ..graph.dataflow import DataflowGraph, Operator
+from ..strategies.base import Proposal
+from .base import ACCEPTED, Guard, Verdict
+
+
+class TemplatePairs(Guard):
+    """Refuses chains of two anchors for which no template exists.
+
+    The second anchor must read, for each of its outputs, the first one's at the same position (a
+    1x1 convolution, a matrix product) or in a small window of the same channel (a depthwise
+    convolution of a 1x1 convolution's result): anything else would recompute whole windows of all
+    channels.
+    """
+
+    reason = "no_template"
+
+    def check(
+        self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
+    ) -> Verdict:
+        if proposal.option("form") != "back_to_back":
+            return ACCEPTED
+        first, second = (graph.by_name[name] for name in proposal.anchors[:2])
+        if pair_has_template(graph, first, second):
+            return ACCEPTED
+        texts = [f"{describe(graph, o)} ({o.name})" for o in (first, second)]
+        return Verdict(
+            "unsupported", self.reason, {"ops": [first.op, second.op]},
+            f"no schedule template has {texts[0]} and {texts[1]} in one kernel",
+        )  # fmt: skip
+
+
+def pair_has_template(graph: DataflowGraph, first: Operator, second: Operator) -> bool:
+    """Whether two dependent anchors can share a kernel."""
+    if first.op == second.op == "matmul":
+        return True
+    if first.op != "conv2d" or second.op != "conv2d":
+        return False
+    if is_pointwise(graph, second):
+        return True
+    return is_depthwise(graph, second) and is_pointwise(graph, first)
+
+
+def kernel_extents(graph: DataflowGraph, conv: Operator) -> tuple[int, ...]:
+    """Spatial extents of a convolution's kernel."""
+    layout = str(conv.attrs.get("kernel_layout", "OIHW"))
+    shape = graph.tensors[conv.inputs[1]].shape
+    return tuple(
+        extent or 1 for axis, extent in zip(layout, shape, strict=False) if axis not in "OI"
+    )
+
+
+def is_pointwise(graph: DataflowGraph, conv: Operator) -> bool:
+    """Whether a convolution is 1x1, dense, without stride and padding."""
+    plain = all(int(s) == 1 for s in conv.attrs.get("strides") or (1,)) and not any(
+        int(p) for p in conv.attrs.get("padding") or (0,)
+    )
+    dense = int(conv.attrs.get("groups", 1) or 1) == 1
+    return plain and dense and all(e == 1 for e in kernel_extents(graph, conv))
+
+
+def is_depthwise(graph: DataflowGraph, conv: Operator) -> bool:
+    """Whether a convolution has one input channel for each group."""
+    layout = str(conv.attrs.get("kernel_layout", "OIHW"))
+    inputs = graph.tensors[conv.inputs[1]].shape[layout.index("I")]
+    return int(conv.attrs.get("groups", 1) or 1) > 1 and inputs == 1
+
+
+def describe(graph: DataflowGraph, operator: Operator) -> str:
+    """An operator in words: type, and kernel size of a convolution."""
+    if not operator.op.startswith("conv"):
+        return operator.op
+    size = "x".join(map(str, kernel_extents(graph, operator)))
+    return f"{size} {'depthwise ' if is_depthwise(graph, operator) else ''}{operator.op}"
