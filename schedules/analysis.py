@@ -352,9 +352,14 @@ def axis_classes(
 def shared_bytes(func: tirx.PrimFunc) -> int:
     """Return the static shared memory in bytes that a scheduled function allocates per thread block.
 
-    An upper bound: StorageRewrite may still let buffers share space.
+    An upper bound: StorageRewrite may still let buffers share space (see `planned_shared_bytes`).
     """
-    return _allocated(func)[0]
+    return _allocated(func, "shared")
+
+
+def local_bytes(func: tirx.PrimFunc) -> int:
+    """Return the bytes of the per-thread buffers of a scheduled function."""
+    return _allocated(func, "local")
 
 
 def planned_shared_bytes(func: tirx.PrimFunc) -> int:
@@ -362,24 +367,13 @@ def planned_shared_bytes(func: tirx.PrimFunc) -> int:
 
     Buffers that are never in use at the same time (slices of anchors that run one after the other) get one place.
     """
-    mod = tvm.IRModule({"main": func})
-    passes = [
-        *_COMPACTION,
-        s_tir.transform.UnifyThreadBinding(),
-        s_tir.transform.StmtSimplify(),
-        s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.VectorizeLoop(),
-        tirx.transform.StorageRewrite(),
-    ]
-    lowered = tvm.transform.Sequential(passes)(mod)["main"]
+    lower, flat = s_tir.transform, tirx.transform
+    blocks = [lower.UnifyThreadBinding(), lower.StmtSimplify(), lower.LowerOpaqueBlock()]
+    loops = [flat.FlattenBuffer(), flat.VectorizeLoop(), flat.StorageRewrite()]
+    passes = tvm.transform.Sequential([*_COMPACTION, *blocks, *loops])
+    lowered = passes(tvm.IRModule({"main": func}))["main"]
     allocated = [node.buffer for node in nodes_of(lowered.body, tirx.AllocBuffer)]
     return sum(_buffer_bytes(buffer) for buffer in allocated if buffer.scope().startswith("shared"))
-
-
-def local_bytes(func: tirx.PrimFunc) -> int:
-    """Return the bytes of the per-thread buffers of a scheduled function."""
-    return _allocated(func)[1]
 
 
 #: The head of TVM's lowering: every buffer is allocated where it is used, as large as it is used.
@@ -392,16 +386,10 @@ _COMPACTION = (
 )
 
 
-def _allocated(func: tirx.PrimFunc) -> tuple[int, int]:
+def _allocated(func: tirx.PrimFunc, scope: str) -> int:
     lowered = tvm.transform.Sequential(_COMPACTION)(tvm.IRModule({"main": func}))["main"]
-    shared = local = 0
-    for block in nodes_of(lowered.body, s_tir.SBlock):
-        for buffer in block.alloc_buffers:
-            if buffer.scope().startswith("shared"):
-                shared += _buffer_bytes(buffer)
-            elif buffer.scope() == "local":
-                local += _buffer_bytes(buffer)
-    return shared, local
+    buffers = [b for block in nodes_of(lowered.body, s_tir.SBlock) for b in block.alloc_buffers]
+    return sum(_buffer_bytes(b) for b in buffers if b.scope().split(".")[0] == scope)
 
 
 def _buffer_bytes(buffer: tirx.Buffer) -> int | float:

@@ -23,6 +23,8 @@ class Limits:
         Threads in a warp.
     shared_bytes : int
         Static shared memory of a block in bytes.
+    resident_shared_bytes : int
+        Shared memory of the blocks that are resident on a multiprocessor together, in bytes.
     multiprocessors : int
         Multiprocessors of the chip that the arch stands for: how many thread blocks keep it busy.
     """
@@ -30,6 +32,7 @@ class Limits:
     threads: int
     warp: int
     shared_bytes: int
+    resident_shared_bytes: int
     multiprocessors: int
 
 
@@ -54,6 +57,7 @@ def limits(target: Target) -> Limits:
         warp=int(attrs.get("thread_warp_size", device.warp_size)),
         # What a block gets beyond this is dynamic shared memory, which no template here asks for.
         shared_bytes=min(int(shared), device.shared_memory_per_block),
+        resident_shared_bytes=device.shared_memory_per_multiprocessor,
         multiprocessors=device.multiprocessors,
     )
 

@@ -11,7 +11,8 @@ import importlib.metadata
 from typing import Any
 
 _LAZY = {
-    "CompiledModel": "build.executable", "FusionConfig": "config", "Plan": "planner.plan", "compile": "api", "explain": "api",
+    "CompiledModel": "build.executable", "FusionConfig": "config", "Plan": "planner.plan", "compile": "api",
+    "explain": "api",
     "frontend": None, "load": "build.executable", "plan": "api", "transform": None, "verify": "api",
 }  # fmt: skip
 

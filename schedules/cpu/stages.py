@@ -7,7 +7,7 @@ scheduled by kind, with the elementwise block that consumes it in its tile; ever
 from __future__ import annotations
 
 from ...compat import Target, ir, s_tir, tirx
-from ..analysis import Block, Structure, nodes_of, structure
+from ..analysis import Block, Structure, buffer_key, nodes_of, structure
 from .contraction import is_contraction, schedule_contraction
 from .loops import has_vector_of_results, parallel_outer, schedule_elementwise, schedule_reduction
 from .narrow import widen_operands, widens
@@ -23,6 +23,16 @@ _CHEAP = {
     "tirx.bitwise_or",
     "tirx.shift_right",
 }
+
+#: Functions that TVM computes by a polynomial on CPUs, and how often that reads its argument.
+_POLYNOMIALS = {"tirx.tanh", "tirx.erf"}
+_POLYNOMIAL_USES = 10
+
+#: What counts as an operation, and how many a block may hold after inlining.
+_OPERATIONS = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select, ir.Call, ir.TensorLoad,
+)  # fmt: skip
+_MOST_OPERATIONS = 400
 
 #: Reads of an element up to which arithmetic is repeated rather than stored: a small pooling window.
 _FEW = 4
@@ -115,6 +125,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 
 def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
     consumers = info.consumers(block)
+    if _would_explode(sch, block, consumers):
+        return False
     if any(consumer.is_reduction for consumer in consumers) and is_epilogue(info, block):
         return False  # a row operator would compute it anew in each of its passes
     calls = [
@@ -138,6 +150,22 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
         and not consumers[0].is_reduction
         and consumers[0].extent(consumers[0].spatial) <= size
     )
+
+
+def _would_explode(sch: s_tir.Schedule, block: Block, consumers: tuple[Block, ...]) -> bool:
+    """Whether inlining repeats so much code that compiling it would take long."""
+    size = sum(len(nodes_of(sch.get(block.handle).body, kind)) for kind in _OPERATIONS)
+    written = {access.buffer for access in block.writes}
+    for consumer in consumers:
+        body = sch.get(consumer.handle).body
+        loads = nodes_of(body, ir.TensorLoad)
+        uses = sum(buffer_key(load.source) in written for load in loads)
+        calls = [node.op.name for node in nodes_of(body, ir.Call) if hasattr(node.op, "name")]
+        if any(name in _POLYNOMIALS for name in calls):
+            uses *= _POLYNOMIAL_USES
+        if uses > 1 and uses * size > _MOST_OPERATIONS:
+            return True
+    return False
 
 
 def _reads_per_element(block: Block, consumer: Block) -> float:

@@ -32,7 +32,7 @@ from ..steps import (
 )
 from .matmul import is_product
 from .row_blocks import Rows, rows_of
-from .row_tiles import RowProblem, RowTile, row_tiles
+from .row_tiles import COPIES, RowProblem, RowTile, row_tiles
 
 #: How many tiles to try until one fits into shared memory.
 _ATTEMPTS = 6
@@ -193,9 +193,7 @@ def _form(
     if len(with_columns) != 1:
         return None
     right = with_columns[0]
-    problem = _problem(
-        anchor, staged, rows, [twin[i] for i in row_iters], twin[columns[0]], right
-    )
+    problem = _problem(anchor, staged, rows, [twin[i] for i in row_iters], twin[columns[0]], right)
     return AnchorRow(sch, handle, anchor, staged, rows, columns[0], 1 - right, right, problem)
 
 
@@ -252,9 +250,10 @@ def with_tile(form: AnchorRow, tile: RowTile, bounds: Limits) -> tirx.PrimFunc |
 
 def _schedule(sch: s_tir.Schedule, form: AnchorRow, tile: RowTile) -> bool:
     """Apply a tile; False when a slice has no constant size."""
-    vector = sch.cache_read(form.handle, form.right, "local")
-    left = sch.cache_read(form.handle, form.left, "shared")
-    right = sch.cache_read(vector, 0, "shared") if tile.stages_right else None
+    # Only the product reads the copies: its operands may be a residual or another operand as well.
+    vector = sch.cache_read(form.handle, form.right, "local", [form.handle])
+    left = sch.cache_read(form.handle, form.left, "shared", [form.handle])
+    right = sch.cache_read(vector, 0, "shared", [vector]) if tile.stages_right else None
     info = inline_injective(sch, keep={form.staged.name})
     anchor, staged = info[form.anchor.name], info[form.staged.name]
     reductions = [info[b.name] for b in form.rows.info.reductions if b.name != anchor.name]
@@ -338,18 +337,16 @@ def _rows_to_threads(
     return lane, grid
 
 
-def _copy(
-    sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, tile: RowTile, rank: int
-) -> bool:
+def _copy(sch: s_tir.Schedule, block: SBlockRV, at: LoopRV, tile: RowTile, rank: int) -> bool:
     """Fill a staged operand with all threads; False when its size is not constant."""
     read_in_order(sch, block)
     sch.compute_at(block, at, preserve_unit_loops=True)
     fused = fuse_loops(sch, sch.get_loops(block)[-rank:])
     if not isinstance(sch.get(fused).extent, tirx.IntImm):
         return False
-    rounds, upper, lower = sch.split(fused, [None, *tile.threads])
-    if int(sch.get(rounds).extent) > 4:
-        sch.annotate(rounds, "disable_unroll", True)
+    # A few loads of a thread at a time: left alone, nvcc unrolls the whole loop and runs out of registers.
+    rounds, _, upper, lower = sch.split(fused, [None, COPIES, *tile.threads])
+    sch.annotate(rounds, "disable_unroll", True)
     sch.bind(upper, "threadIdx.y")
     sch.bind(lower, "threadIdx.x")
     return True

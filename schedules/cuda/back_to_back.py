@@ -105,10 +105,11 @@ def schedule_pair(sch: s_tir.Schedule, pair: Pair, problem: PairProblem, tile: P
         False when a slice has no constant size; the schedule is then of no use.
     """
     first, second, count = pair.first, pair.second, tile.thread_count
-    middle = sch.cache_read(second.handle, pair.middle, "shared")
-    other = sch.cache_read(second.handle, 1 - pair.middle, "shared")
+    # Only the sums read the copies: their operands may be a residual or another operand as well.
+    middle = sch.cache_read(second.handle, pair.middle, "shared", [second.handle])
+    other = sch.cache_read(second.handle, 1 - pair.middle, "shared", [second.handle])
     copies = [
-        (sch.cache_read(first.handle, index, tile.first.scope), index)
+        (sch.cache_read(first.handle, index, tile.first.scope, [first.handle]), index)
         for index in range(len(first.reads))
         if tile.first.scope != "global"
     ]

@@ -108,10 +108,10 @@ def recognise(sch: s_tir.Schedule) -> GatedForm | None:
     gates = _broadcast(info)
     if gates is None or len({output.extents for output in info.outputs}) != 1:
         return None
-    if any(info[name].is_reduction for name in gates):
-        for name in gates:
-            if info[name].is_reduction:
-                sch.cache_write(info[name].handle, 0, "global")
+    bare = [block for block in info.reductions if block.name in gates]
+    for block in bare:
+        sch.cache_write(block.handle, 0, "global")
+    if bare:
         gates = _broadcast(structure(sch))
     info = inline_injective(sch, keep=gates)
     return _form(info, gates) if _is_layered(info, gates) else None

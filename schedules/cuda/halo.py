@@ -8,7 +8,6 @@ registers have fixed places; the values outside are thrown away, because the pad
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import tvm_ffi
@@ -209,7 +208,3 @@ def _nest(block: s_tir.SBlock, extents: Sequence[int]) -> tirx.Stmt:
         low, size = tirx.const(0, "int64"), tirx.const(extent, "int64")
         nest = tirx.For(loop, low, size, tirx.ForKind.SERIAL, nest)
     return nest
-
-
-__all__ = ["widen_first"]
-_ = itertools

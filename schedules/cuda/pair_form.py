@@ -1,4 +1,4 @@
-"""Two sums of products of which the second reads the first: recognising them, and what the tile search knows of them."""
+"""Two sums of products of which the second reads the first: their form, and what the tile search knows of it."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _sources(info: Structure, block: Block, index: int) -> set[str]:
 
 
 def _walked(info: Structure, second: Block) -> tuple[int, ...] | None:
-    """For each output axis the iterator of the second sum that walks it; None unless they agree position by position."""
+    """For each output axis the iterator of the second sum that walks it; None unless positions agree."""
     names = [second.name] + [b.name for b in info.blocks if second.name in info.ancestors(b)]
     written = {write.buffer for name in names for write in info[name].writes}
     for name in names[1:]:

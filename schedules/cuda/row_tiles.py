@@ -1,7 +1,7 @@
 """Tile sizes for a product whose rows stay in a thread block, with the model of ``tiles``.
 
-Every thread has all rows of the block and some columns, so that a block reads each weight once; more rows in a block mean
-fewer reads of the weights in all, fewer rows mean more blocks.
+Every thread has all rows of the block and some columns, so that a block reads each weight once; more rows in a block
+mean fewer reads of the weights in all, fewer rows mean more blocks.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import heapq
 from collections.abc import Iterator
 
 from ..base import Limits
+from .model import BARRIER, COPY, SHARED_LOAD, kernel_time, resident_blocks
 
 #: Sums that a thread keeps.
 _ACCUMULATORS = 64
 
-#: Multiply-adds in the time of a load from shared memory that all lanes share, of a load through the cache, of copying
-#: an element into shared memory, of the barriers of a slice, of an element of a row in one of its stages, and of a
+#: Multiply-adds in the time of a load through the cache, of an element of a row in one of its stages, and of a
 #: reduction across threads.
-_SHARED_LOAD, _CACHE_LOAD, _COPY, _BARRIER, _ELEMENT, _REDUCTION = 2.0, 4.0, 12.0, 40.0, 6.0, 80.0
+_CACHE_LOAD, _ELEMENT, _REDUCTION = 4.0, 6.0, 80.0
 
 #: Bytes that a multiprocessor gets from the second-level cache in a cycle, in which it does 128 multiply-adds: when it
 #: reads alone, and when all of them do.
@@ -28,14 +28,11 @@ _ALONE, _ALL = 64.0, 24.0
 #: Cycles until a load from there arrives.
 _CYCLES = 600.0
 
-#: Weights that a thread holds, so that many loads are under way.
-_BATCH = 32
+#: Weights that a thread holds, so that many loads are under way, and loads of a thread while it fills shared memory.
+_BATCH, COPIES = 32, 8
 
 #: The widest load of a thread.
 _VECTOR_BYTES = 16
-
-#: Threads of a multiprocessor that hide each other's latency; more add little.
-_BUSY_THREADS = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +97,9 @@ class RowTile:
     @property
     def batch(self) -> int:
         """Products of a sum whose weights a thread reads before it uses the first."""
-        return max(1, min(16, _BATCH // self.columns, 4 * _ACCUMULATORS // (self.rows * self.columns)))
+        return max(
+            1, min(16, _BATCH // self.columns, 4 * _ACCUMULATORS // (self.rows * self.columns))
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -169,25 +168,23 @@ def _cost(problem: RowProblem, tile: RowTile, bounds: Limits) -> float:
     threads = height * width
     chunks = -(-problem.columns // (tile.columns * threads))
     slices = -(-problem.depth // tile.step)
-    loads = _SHARED_LOAD * tile.rows
-    loads += (_SHARED_LOAD if tile.stages_right else _CACHE_LOAD) * (1 + tile.columns) / 2
+    loads = SHARED_LOAD * tile.rows
+    loads += (SHARED_LOAD if tile.stages_right else _CACHE_LOAD) * (1 + tile.columns) / 2
     copied = tile.rows * (1 + 8 / tile.step)
     if tile.stages_right:
         copied += min(tile.columns * threads, problem.columns) * (1 + 8 / tile.step)
     work = problem.depth * (tile.rows * tile.columns + loads)
-    work += slices * (_COPY * tile.step * copied / threads + _BARRIER)
+    work += slices * (COPY * tile.step * copied / threads + BARRIER)
     serial = tile.rows // height
     stage = -(-problem.columns // width) * _ELEMENT * (problem.reductions + 1)
     per_thread = chunks * work + serial * (stage + _REDUCTION * problem.reductions)
     blocks = problem.outer * -(-problem.rows // tile.rows)
-    resident = max(1, _BUSY_THREADS // threads)
-    waves = -(-blocks // (bounds.multiprocessors * resident))
-    last = min(blocks, bounds.multiprocessors * resident)
-    together = -(-last // bounds.multiprocessors)
-    busy = min(_BUSY_THREADS, together * threads)
     # Every block reads the whole weight, from the second-level cache.
-    under_way = together * threads * tile.batch * tile.columns * problem.right_bytes
+    resident = resident_blocks(threads, tile.nbytes, bounds)
+    together = -(-min(blocks, bounds.multiprocessors * resident) // bounds.multiprocessors)
+    held = COPIES if tile.stages_right else tile.batch * tile.columns
+    under_way = together * threads * held * problem.right_bytes
     share = _ALL * bounds.multiprocessors / min(blocks, bounds.multiprocessors)
     rate = min(_ALONE, share, under_way / _CYCLES)
-    weight = together * problem.columns * problem.depth * problem.right_bytes / rate
-    return waves * max(per_thread * max(busy, 4 * bounds.warp), 4 * bounds.warp * weight)
+    weight = problem.columns * problem.depth * problem.right_bytes
+    return kernel_time(per_thread, blocks, threads, tile.nbytes, bounds, weight / rate)

@@ -150,11 +150,10 @@ def tiles(problem: Problem, bounds: Limits, count: int = 12) -> tuple[Tile, ...]
             )
             if problem.through_shared and not exact:
                 continue
-            # Anchors run one after the other, and TVM lets their slices share space.
-            budget = bounds.shared_bytes - problem.exchanged(sizes)
-            steps = tuple(_steps(problem, anchor, sizes, budget) for anchor in problem.anchors)
-            if None not in steps:
-                cost = _cost(problem, threads, registers, steps, bounds)
+            slices = _slices(problem, sizes, math.prod(threads), bounds)
+            if slices is not None:
+                steps, crowding = slices
+                cost = crowding * _cost(problem, threads, registers, steps, bounds)
                 scored.append((cost, not exact, threads, registers, steps))
     # Where TVM cannot tell how much of a partial tile is used, tiles without a rest still work: keep some of both.
     best = heapq.nsmallest(count // 2, scored)
@@ -241,19 +240,44 @@ def _footprint(
     return total, run
 
 
+def _slices(
+    problem: Problem, sizes: Sequence[int], threads: int, bounds: Limits
+) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    """Steps of every anchor, and the factor by which what they take in shared memory keeps other blocks out."""
+    # As many blocks as hide each other's latency get equal shares.
+    fair = bounds.resident_shared_bytes * threads // _BUSY_THREADS
+    exchanged = problem.exchanged(sizes)
+    for room in (min(fair, bounds.shared_bytes), bounds.shared_bytes):
+        # Anchors run one after the other, and TVM lets their slices share space.
+        steps = tuple(_steps(problem, a, sizes, room - exchanged) for a in problem.anchors)
+        if None not in steps:
+            taken = exchanged + max(
+                _slice_bytes(problem, anchor, sizes, step)
+                for anchor, step in zip(problem.anchors, steps, strict=True)
+            )
+            return steps, max(1.0, taken / fair)
+    return None
+
+
 def _steps(
     problem: Problem, anchor: Anchor, sizes: Sequence[int], budget: int
 ) -> tuple[int, ...] | None:
     """Largest slice that fits: whole windows before many channels, single rows when a window is too large."""
     for candidates in _step_candidates(anchor.reduced):
         for steps in candidates:
-            used = sum(
-                _footprint(problem, operand, sizes, steps)[0] * dtype_bytes(operand.dtype)
-                for operand in anchor.operands
-            )
-            if used <= budget:
+            if _slice_bytes(problem, anchor, sizes, steps) <= budget:
                 return steps
     return None
+
+
+def _slice_bytes(
+    problem: Problem, anchor: Anchor, sizes: Sequence[int], steps: Sequence[int]
+) -> int:
+    """Shared memory of a slice."""
+    return sum(
+        _footprint(problem, operand, sizes, steps)[0] * dtype_bytes(operand.dtype)
+        for operand in anchor.operands
+    )
 
 
 @functools.lru_cache(maxsize=512)

@@ -23,6 +23,9 @@ ARCHES = [f"sm_{n}" for n in (75, 80, 86, 89, 90, 100, 120)]
 #: A kernel that nothing is wrong with.
 FITS = Footprint(threads=256, blocks=1000, registers=64, shared_bytes=8192, flops=1)
 
+#: What a compiler says of it.
+GOOD = Resources(registers=64, spill_bytes=0, shared_bytes=8192, threads=256, template="t")
+
 
 def widest(module, strategy=None, form=""):
     graph = graph_of(module)
@@ -127,6 +130,15 @@ def test_occupancy():
     assert found.numbers["min_occupancy"] == 1.0 and found.numbers["source"] == "estimated"
 
 
+def test_small_blocks_are_no_lack_of_registers():
+    """32 blocks of 4 threads are 6 % of a multiprocessor, and all that may be resident."""
+    tiny = dataclasses.replace(GOOD, threads=4, shared_bytes=256)
+    assert judge_resources(tiny, FITS, FusionConfig(), DEVICE) is ACCEPTED
+    # 40 KiB each: 5 of the 32 blocks
+    fat = dataclasses.replace(tiny, shared_bytes=40 * 1024)
+    assert judge_resources(fat, FITS, FusionConfig(), DEVICE).reason == "occupancy"
+
+
 def test_a_small_convolution_keeps_its_epilogue():
     """25 positions of 16 channels: one warp a block would leave a multiprocessor idle, fused or not."""
     proposal, graph = widest(mixed_convs([16], stride=3))
@@ -159,9 +171,6 @@ def test_build_time_grows_with_anchors_that_stay_apart():
     assert build_seconds(graph, merged) < build_seconds(graph, apart)
     short, graph = widest(elementwise_chain(4))
     assert build_seconds(graph, short) < build_seconds(graph, merged)
-
-
-GOOD = Resources(registers=64, spill_bytes=0, shared_bytes=8192, threads=256, template="t")
 
 
 @pytest.mark.parametrize(

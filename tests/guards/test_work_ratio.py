@@ -28,9 +28,12 @@ def verdict(module, **options):
 @pytest.mark.parametrize("balance", BALANCES)
 @pytest.mark.parametrize("ratio", [1, 2, 3])
 def test_up_to_one_to_three_branches_are_joined_as_they_are(ratio, balance):
-    proposal, graph, config = joined(cross_pair(ratio=ratio), balance=balance)
+    # equal branches of one input are siblings: horizontal
+    strategy = Horizontal() if ratio == 1 else Cross()
+    proposal, graph, config = joined(cross_pair(ratio=ratio), strategy, balance=balance)
     assert judge(proposal, graph, config, DEVICE).accepted
-    assert proposal.option("form") == "joined" and proposal.option("balance") == ""
+    assert proposal.option("form") == ("merged" if ratio == 1 else "joined")
+    assert len(proposal.members) == 2 and proposal.option("balance") == ""
 
 
 def test_one_to_four_is_refused_with_the_numbers():

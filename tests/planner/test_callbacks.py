@@ -92,10 +92,6 @@ def test_where_everything_spills_nothing_is_fused(operators):
     assert plan.totals.launches_after == plan.totals.launches_before
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="planner.solve cuts a chain by one operator a round and gives up after 12 rounds",
-)
 def test_a_long_chain_is_cut_to_what_fits():
     compiler = Compiler(lambda p: SPILL if len(p.operators) > 8 else GOOD)
     plan = planned(elementwise_chain(40), compiler=compiler)

@@ -229,6 +229,23 @@ def test_a_compound_group():
     assert group.intensity_after == pytest.approx(flops / group.bytes_after, abs=1e-3)
 
 
+def test_a_merged_convolution_costs_the_same_whether_its_branches_are_concatenated():
+    """The concatenation is where the results are written, not work, and no gate of a larger map."""
+    graphs = [graph_of(parallel_convs(4, spatial=56, relu=True, join=j)) for j in (None, "concat")]
+    costs = []
+    for graph in graphs:
+        names = tuple(o.name for o in graph.operators)
+        members = tuple((f"conv{i}", f"relu{i}") for i in range(4))
+        join = "concat" if "concat" in names else "apart"
+        options = (("form", "merged"), ("join", join))
+        heads = tuple(m[0] for m in members)
+        proposal = Proposal("horizontal", names, heads, members, 2, (), options)
+        costs.append(fused_cost(graph, proposal, DEVICE))
+    apart, joined = costs
+    assert (apart.nbytes, apart.flops) == (joined.nbytes, joined.flops)
+    assert joined.microseconds == pytest.approx(apart.microseconds, rel=0.05)
+
+
 def test_totals_are_the_groups_and_what_is_left():
     plan = planned(
         resnet_bottleneck(channels=64, width=16, size=14), strategies="vertical", max_depth=3

@@ -7,18 +7,16 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm_fusion.schedules import limits, schedule
-from tvm_fusion.schedules.analysis import planned_shared_bytes, shared_bytes
+from tvm_fusion.schedules.analysis import planned_shared_bytes
 from tvm_fusion.schedules.cuda.back_to_back import with_tile
 from tvm_fusion.schedules.cuda.pair_form import recognise
 from tvm_fusion.schedules.cuda.pair_tiles import pair_tiles
-from tvm_fusion.schedules.steps import allow_registers
 
-from tvm_fusion.build.ptxas import kernel_resources
 from tvm_fusion.testing import cuda_emulation
-from tvm_fusion.transform import lower_groups
+from tvm_fusion.testing.modules import ModuleBuilder, as_group
+from tvm_fusion.transform.lower_groups import lower_groups
 
 op = relax.op
 
@@ -80,10 +78,33 @@ def reversed_(emit, left, right, other):
     return emit(op.matmul(other, emit(op.nn.relu(emit(op.matmul(left, right))))))
 
 
+def one_weight(emit, data, weight):
+    """One weight for both products, and the input once more as a residual."""
+    total = emit(op.nn.relu(emit(op.matmul(data, weight))))
+    return emit(op.add(emit(op.matmul(total, weight)), data))
+
+
 def two_results(emit, left, right, other):
     """Two functions of the second product."""
     total = plain(emit, left, right, other)
     return emit(op.nn.relu(total)), emit(op.tanh(total))
+
+
+def square(emit, left, right):
+    """A product with itself."""
+    total = emit(op.matmul(left, right))
+    return emit(op.matmul(total, total))
+
+
+def reshaped(emit, left, right, other):
+    """A reshape between the products, after which positions are no longer the same."""
+    total = emit(op.reshape(emit(op.matmul(left, right)), (40, 20)))
+    return emit(op.matmul(total, other))
+
+
+def beside(emit, data, weight, weight1):
+    """Two products that do not depend on each other."""
+    return emit(op.add(emit(op.matmul(data, weight)), emit(op.matmul(data, weight1))))
 
 
 def case(name, build, *shapes, outputs=1, **attrs):
@@ -153,8 +174,65 @@ CASES = [
     case("products, all batched", plain, (3, 33, 40), (3, 40, 32), (3, 32, 50)),
     case("products, transposed", transposed, (64, 96), (32, 96), (80, 32), (80,)),
     case("products, reversed", reversed_, (32, 40), (40, 50), (60, 32)),
+    case("one weight", one_weight, (40, 32), (32, 32)),
     case("two results", two_results, (40, 30), (30, 20), (20, 50), outputs=2),
 ]
+
+
+#: Shapes of real networks, with what they are.
+REAL = [
+    case(
+        "MobileNet 112x112",
+        separable,
+        (1, 32, 112, 112),
+        (32, 1, 3, 3),
+        (1, 32, 1, 1),
+        (64, 32, 1, 1),
+        padding=1,
+    ),
+    case(
+        "MobileNet 56x56 stride 2",
+        separable,
+        (1, 128, 56, 56),
+        (128, 1, 3, 3),
+        (1, 128, 1, 1),
+        (128, 128, 1, 1),
+        padding=1,
+        strides=2,
+    ),
+    case(
+        "MobileNet 14x14",
+        separable,
+        (1, 512, 14, 14),
+        (512, 1, 3, 3),
+        (1, 512, 1, 1),
+        (512, 512, 1, 1),
+        padding=1,
+    ),
+    case(
+        "MobileNet 14x14 nhwc",
+        separable,
+        (1, 14, 14, 512),
+        (512, 3, 3, 1),
+        (1, 1, 1, 512),
+        (512, 1, 1, 512),
+        padding=1,
+        **NHWC,
+    ),
+    case(
+        "MobileNetV2 56x56",
+        expanded,
+        (1, 24, 56, 56),
+        (144, 24, 1, 1),
+        (1, 144, 1, 1),
+        (144, 1, 3, 3),
+    ),
+    case("ResNet 56x56", reduced, (1, 64, 56, 56), (64, 64, 3, 3), (256, 64, 1, 1), padding=1),
+    case("narrow products", products, (512, 768), (768, 64), (64, 512)),
+]
+
+#: Cases whose float16 version is checked too: one of each form.
+HALF = ("separable nhwc", "conv stride 2", "1x1 depthwise", "transposed", "one weight")
 
 
 def coded(func, outputs):
@@ -169,32 +247,162 @@ def coded(func, outputs):
 
 
 def for_chip(func, target, multiprocessors):
-    """The schedule for a chip of some size: small ones get large tiles, with many registers a thread."""
+    """Schedule and tile for a chip of some size: small ones get large tiles, with many registers a thread."""
     found = recognise(func)
     bounds = dataclasses.replace(limits(target), multiprocessors=multiprocessors)
     for tile in pair_tiles(found[2], bounds):
         scheduled = with_tile(*found, tile, bounds)
         if scheduled is not None:
-            return scheduled
+            return scheduled.without_attr("global_symbol"), tile
     raise AssertionError("no tile fits")
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 132])
 @pytest.mark.parametrize(("build", "shapes", "outputs"), CASES)
-def test_positions(cuda, build, shapes, outputs, multiprocessors):
+def test_positions(cuda, build, shapes, outputs):
     func = cuda.function(build, *shapes)
     target = cuda.target("cuda:sm_90")
-    scheduled = for_chip(func, target, multiprocessors)
+    scheduled, tile = for_chip(func, target, 1)
+    assert tile.register_count > 1
     arrays = coded(func, outputs)
     expected = cuda.expected(func, arrays)
     source = cuda_emulation.cuda_source(scheduled, target)
+    assert len(cuda_emulation.kernels(source)) == 1
     for backward in (False, True):
         results = cuda_emulation.run(scheduled, arrays, target, source=source, backward=backward)
         for result, reference in zip(results, expected, strict=True):
             np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("build", "shapes", "outputs"), CASES)
-def test_values(cuda, build, shapes, outputs, dtype):
-    cuda.check(cuda.function(build, *shapes, dtype=dtype), "back_to_back", outputs)
+def test_values(cuda, build, shapes, outputs):
+    cuda.check(cuda.function(build, *shapes), "back_to_back", outputs)
+
+
+@pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c.id.endswith(HALF)])
+def test_half_precision(cuda, build, shapes, outputs):
+    cuda.check(cuda.function(build, *shapes, dtype="float16"), "back_to_back", outputs)
+
+
+def test_bfloat16(cuda):
+    """The reference rounds what lies between the sums to bfloat16, as the function says."""
+    shapes = ((1, 9, 9, 16), (16, 3, 3, 1), (1, 1, 1, 16), (24, 1, 1, 16))
+
+    def build(emit, *inputs):
+        return separable(emit, *inputs, padding=1, **NHWC)
+
+    wide = cuda.function(build, *shapes)
+    inputs = [array.astype(ml_dtypes.bfloat16) for array in cuda.inputs(wide)]
+    (expected,) = cuda.expected(wide, [array.astype("float32") for array in inputs])
+    target = cuda.target("cuda:sm_90")
+    scheduled, name = schedule(cuda.function(build, *shapes, dtype="bfloat16"), target)
+    assert name == "back_to_back"
+    (result,) = cuda_emulation.run(scheduled, [array.view("uint16") for array in inputs], target)
+    error = np.abs(result.view(ml_dtypes.bfloat16).astype("float32") - expected).max()
+    assert error <= 2**-7 * np.abs(expected).max()
+
+
+def test_a_group_goes_through_the_whole_lowering(cuda):
+    b = ModuleBuilder()
+    value = b.input("x", (1, 16, 13, 13))
+    value = b.conv("depthwise", value, 16, 3, groups=16)
+    value = b.bias("bias", value)
+    value = b.relu("relu", value)
+    value = b.conv("pointwise", value, 24, 1)
+    mod = b.finish(b.relu("relu1", value))
+    lowered, kernels = lower_groups(as_group(mod, "vertical", form="back_to_back"))
+    (kernel,) = kernels.values()
+    func = lowered[kernel]
+    assert func.attrs["tvm_fusion.options"]["form"] == "back_to_back"
+    cuda.check(func, "back_to_back")
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("build", "shapes", "outputs"), REAL)
+def test_resources(cuda, build, shapes, outputs, dtype):
+    cuda.resources(cuda.function(build, *shapes, dtype=dtype), "sm_90")
+
+
+@pytest.mark.slow
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("build", "shapes", "outputs"), [*REAL, *CASES])
+def test_resources_on_other_archs(cuda, arch, build, shapes, outputs, dtype):
+    cuda.resources(cuda.function(build, *shapes, dtype=dtype), arch)
+
+
+@pytest.mark.parametrize(("build", "shapes", "outputs"), REAL)
+def test_the_estimate_of_shared_memory_is_close(cuda, build, shapes, outputs):
+    target = cuda.target("cuda:sm_90")
+    scheduled, tile = for_chip(cuda.function(build, *shapes), target, 132)
+    used = planned_shared_bytes(scheduled)
+    assert 0.5 <= used / tile.nbytes <= 1.5
+
+
+def test_blocks_that_repeat_the_first_sum_show_as_recompute(cuda):
+    """Twice the output channels are twice as many channel tiles at most, and the factor counts them."""
+    target = cuda.target("cuda:sm_90")
+    factors = []
+    for channels in (64, 2048):
+        shapes = ((1, 64, 14, 14), (64, 1, 3, 3), (1, 64, 1, 1), (channels, 64, 1, 1))
+        func = cuda.function(lambda e, *i: separable(e, *i, padding=1), *shapes)
+        _, tile = for_chip(func, target, 132)
+        grid = -(-channels // (tile.threads[1] * tile.registers[1]))
+        assert tile.recompute >= grid
+        factors.append(tile.recompute)
+    assert factors[1] > factors[0]
+
+
+NO_PAIR = [
+    case("one sum", lambda e, x, w: e(op.matmul(x, w)), (20, 30), (30, 40)),
+    case(
+        "three sums",
+        lambda e, x, w, v, u: plain(e, e(op.matmul(x, w)), v, u),
+        (20, 30),
+        (30, 40),
+        (40, 30),
+        (30, 20),
+    ),
+    case(
+        "the first sum is needed twice",
+        lambda e, x, w, v: e(op.add(plain(e, x, w, v), e(op.matmul(x, w)))),
+        (20, 30),
+        (30, 30),
+        (30, 30),
+    ),
+    case("both operands", lambda e, x, w: square(e, x, w), (20, 30), (30, 20)),
+    case(
+        "a row between",
+        lambda e, x, w, v: e(op.matmul(e(op.nn.softmax(e(op.matmul(x, w)))), v)),
+        (20, 30),
+        (30, 40),
+        (40, 30),
+    ),
+    case("reshaped between", lambda e, x, w, v: reshaped(e, x, w, v), (20, 30), (30, 40), (20, 30)),
+    case(
+        "pooling", lambda e, x, w: e(op.nn.max_pool2d(conv(e, x, w), 2)), (1, 8, 8, 8), (8, 8, 1, 1)
+    ),
+    case("sums side by side", beside, (20, 30), (30, 40), (30, 40)),
+]
+
+
+@pytest.mark.parametrize(("build", "shapes", "outputs"), NO_PAIR)
+def test_other_forms_are_left_to_others(cuda, build, shapes, outputs):
+    func = cuda.function(build, *shapes)
+    assert cuda.template("back_to_back").apply(func, cuda.target("cuda:sm_90")) is None
+
+
+def test_too_little_shared_memory(cuda):
+    target = cuda.target({"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 64})
+    func = cuda.function(products, (64, 96), (96, 32), (32, 80))
+    assert cuda.template("back_to_back").apply(func, target) is None
+
+
+def test_the_tile_follows_the_limits_of_the_target(cuda):
+    spec = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 128}
+    target = cuda.target({**spec, "max_shared_memory_per_block": 4096})
+    func = cuda.function(products, (256, 256), (256, 64), (64, 256))
+    scheduled = cuda.template("back_to_back").apply(func, target)
+    assert cuda_emulation.launch_of(scheduled).block[0] <= 128
+    assert 0 < planned_shared_bytes(scheduled) <= 4096

@@ -197,10 +197,11 @@ def test_balance_is_for_unequal_branches_alone():
         assert p.option("balance") == ("warps" if balance == "warps" else "")
 
 
-def test_equal_siblings_are_proposed_too():
-    """The planner sees the same operators as horizontal; what is better wins."""
-    p = largest(parallel_convs(3, channels=8, spatial=6, relu=True))
-    assert p.option("form") == "joined" and len(p.members) == 3
+def test_equal_siblings_are_left_to_horizontal_fusion():
+    """One convolution of one input shares more than branches that meet in registers do."""
+    assert proposed(parallel_convs(3, channels=8, spatial=6, relu=True)) == []
+    other_inputs = parallel_convs(3, channels=8, spatial=6, relu=True, separate=True)
+    assert largest(other_inputs).option("form") == "joined"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from tvm_fusion.compat import relax, tirx, tvm
 from tvm_fusion.config import FusionConfig
-from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
+from tvm_fusion.testing.modules import ModuleBuilder, as_group, parallel_convs, random_module
 from tvm_fusion.transform import Fuse, LowerGroups
 from tvm_fusion.transform.lower_groups import lower_groups
 from tvm_fusion.verification.reference import Reference
@@ -22,6 +22,11 @@ def run(mod, arrays):
 def check(module, dtype="float32", tolerance=1e-5, **options):
     """Lower with every strategy, run unscheduled on llvm, compare with the unfused reference; return the PrimFuncs."""
     fused = Fuse(FusionConfig(**options), target="cuda:sm_90")(module)
+    return compare(module, fused, dtype, tolerance)
+
+
+def compare(module, fused, dtype, tolerance):
+    """Lower an annotated module and compare it with the unfused reference of the module that it was made from."""
     lowered = LowerGroups()(fused)
     rng = np.random.default_rng(7)
     shapes = [[int(d) for d in p.ty.shape] for p in module["main"].params]
@@ -39,21 +44,23 @@ SIMPLE = {"strategies": "vertical,horizontal"}
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(
-    "options",
+    ("form", "options"),
     [
-        {"members": 4},
-        {"members": 4, "relu": True},
-        {"members": 3, "relu": True, "join": "maximum"},
-        {"members": 3, "relu": True, "join": "concat", "outputs": [4, 6, 2]},
-        {"members": 3, "relu": True, "join": None, "outputs": [4, 6, 2]},
-        {"members": 2, "relu": True, "join": "concat", "separate": True},
-        {"members": 2, "relu": True, "join": None, "separate": True},
-        {"members": 3, "relu": True, "separate": True},
+        ("collapsed", {"members": 4}),
+        ("merged", {"members": 4, "relu": True}),
+        ("merged", {"members": 3, "relu": True, "join": "maximum"}),
+        ("merged", {"members": 3, "relu": True, "join": "concat", "outputs": [4, 6, 2]}),
+        ("merged", {"members": 3, "relu": True, "join": None, "outputs": [4, 6, 2]}),
+        ("partitioned", {"members": 2, "relu": True, "join": "concat", "separate": True}),
+        ("partitioned", {"members": 2, "relu": True, "join": None, "separate": True}),
+        ("joined", {"members": 3, "relu": True, "separate": True}),
     ],
 )
-def test_horizontal_forms(options, layout, dtype):
+def test_horizontal_forms(form, options, layout, dtype):
     module = parallel_convs(channels=8, spatial=7, dtype=dtype, layout=layout, **options)
-    functions = check(module, dtype, 1e-5 if dtype == "float32" else 4e-3, **SIMPLE)
+    join = options.get("join", "add") or "apart"
+    fused = as_group(module, "horizontal", form=form, join=join)
+    functions = compare(module, fused, dtype, 1e-5 if dtype == "float32" else 4e-3)
     assert list(functions) == ["fused_horizontal_0"]
     assert functions["fused_horizontal_0"].attrs["tvm_fusion.members"] == options["members"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -416,6 +418,48 @@ def test_a_concatenation_keeps_every_element_in_place():
     a, c = np.arange(24.0).reshape(1, 4, 2, 3), np.arange(12.0).reshape(1, 2, 2, 3) + 100
     (got,) = run(tvm.compile(lowered, target="llvm"), [a.astype("float32"), c.astype("float32")])
     np.testing.assert_array_equal(got, np.concatenate([a[:, 1:], c, -a[:, :1], c], 1))
+
+
+def random_concatenation(seed, b):
+    """Random operands along a random axis, and a tail whose operands broadcast in every way."""
+    rnd = random.Random(seed)
+    axis = rnd.choice([1, 2, 3])
+    shape = [2, 6, 4, 5]
+    x, y = b.input("x", shape), b.input("y", shape)
+    parts, size = [], 0
+    for i in range(rnd.randint(2, 4)):
+        source = rnd.choice([x, y])
+        kind = rnd.choice(["outside", "slice", "conv", "unary", "chain"])
+        if kind == "slice":
+            source = rnd.choice(b.split(f"sp{i}", source, 2 if axis != 3 else [2], axis))
+        elif kind == "conv":
+            source = b.relu(f"r{i}", b.conv(f"c{i}", source, 6, rnd.choice([1, 3])))
+        elif kind != "outside":
+            source = b.op(f"u{i}", op.sigmoid(source))
+            source = b.op(f"v{i}", op.multiply(source, x)) if kind == "chain" else source
+        parts.append(source)
+        size += int(source.ty.shape[axis])
+    value = b.concat("cat", parts, axis)
+    whole = [int(extent) for extent in value.ty.shape]
+    for i in range(rnd.randint(0, 4)):
+        kept = [extent if rnd.random() < 0.6 else 1 for extent in whole]
+        kept = kept[rnd.choice([0, 0, 1, 2]) :]
+        operand = b.const(*kept) if rnd.random() < 0.5 else b.input(f"o{i}", kept)
+        operands = [value, operand] if rnd.random() < 0.5 else [operand, value]
+        name = rnd.choice(["add", "subtract", "multiply", "maximum"])
+        value = b.op(f"t{i}", getattr(op, name)(*operands))
+        if rnd.random() < 0.3:
+            value = b.relu(f"tr{i}", value)
+    return b.finish(value)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_concatenations(seed):
+    dtype = ("float32", "float16")[seed % 2]
+    module = random_concatenation(seed, Maps(dtype))
+    lowered, kernels = lower_groups(as_group(module, "cross", form="partitioned", join="concat"))
+    assert kernel_calls(lowered) == list(kernels.values()) and len(kernels) == 1
+    check_numbers(module, [tvm.compile(lowered, target="llvm")], dtype)
 
 
 def unpaddable(b):

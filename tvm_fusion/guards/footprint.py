@@ -192,6 +192,7 @@ def _partitioned(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -
         worst.repeated,
         sum(m.outputs for m in members),
         max(m.depth for m in members),
+        max((m.flops, m.outputs) for m in members),
     )
 
 
@@ -212,7 +213,7 @@ def as_proposal(graph: DataflowGraph, member: tuple[str, ...]) -> Proposal:
 
 def _gates(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> bool:
     """Whether every product is small and broadcast into a larger result (squeeze and excite)."""
-    if not dense or len(proposal.operators) == len(dense):
+    if not dense or len(proposal.operators) == len(dense) or proposal.option("join") == "concat":
         return False
     size = result_size(graph, proposal)
     return all(graph.tensors[a.outputs[0]].size < size for a in dense)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..devices import DeviceSpec
+from ..devices import DeviceSpec, capability
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
 
@@ -41,6 +41,9 @@ class Footprint:
         kernel without products.
     depth : int
         Products that a thread adds up one after the other.
+    heaviest : tuple of (int, int)
+        FLOPs and sums in flight of the heaviest member of a partitioned launch, which takes no less
+        time than alone.
     """
 
     threads: int
@@ -52,6 +55,7 @@ class Footprint:
     repeated: str = ""
     outputs: int = 0
     depth: int = 0
+    heaviest: tuple[int, int] = (0, 0)
 
     def resident_blocks(self, device: DeviceSpec) -> int:
         """Blocks that fit on one multiprocessor together; 0 if one alone does not."""
@@ -65,8 +69,9 @@ class Footprint:
             warps = -(-self.threads // device.warp_size)
             limits.append(device.registers_per_multiprocessor // max(each * warps, 1))
         if self.shared_bytes:
-            # The driver keeps 1 KiB of each block's shared memory for itself from sm_80 on.
-            limits.append(device.shared_memory_per_multiprocessor // (self.shared_bytes + 1024))
+            # From sm_80 on the driver keeps 1 KiB of each block's shared memory for itself.
+            own = 1024 if capability(device.arch) >= 80 else 0
+            limits.append(device.shared_memory_per_multiprocessor // (self.shared_bytes + own))
         return max(0, min(limits))
 
     def occupancy(self, device: DeviceSpec) -> float:

@@ -68,7 +68,7 @@ class Registers(Guard):
 
 
 class Occupancy(Guard):
-    """Refuses groups of which too few threads would be resident on a multiprocessor."""
+    """Refuses groups whose registers or shared memory leave too few threads on a multiprocessor."""
 
     reason = "occupancy"
 
@@ -80,8 +80,16 @@ class Occupancy(Guard):
         return _occupancy(footprint(graph, proposal, device), config, device, "estimated")
 
 
+#: The template of last resort: right for any loop nests, and slow for products.
+_LAST_RESORT = "fallback"
+
+
 def judge_resources(
-    found: Resources, needs: Footprint, config: FusionConfig, device: DeviceSpec
+    found: Resources,
+    needs: Footprint,
+    config: FusionConfig,
+    device: DeviceSpec,
+    products: int = 0,
 ) -> Verdict:
     """Judge a compiled kernel.
 
@@ -95,6 +103,8 @@ def judge_resources(
         The limits.
     device : DeviceSpec
         The device.
+    products : int
+        Convolutions and matrix products of the group: on a GPU it takes a template made for them.
 
     Returns
     -------
@@ -105,6 +115,9 @@ def judge_resources(
         return Verdict("unsupported", "no_template", {}, found.error)
     if device.kind != "cuda":
         return ACCEPTED
+    if products and found.template == _LAST_RESORT:
+        detail = "only the template of last resort takes it, which is slow for products"
+        return Verdict("unsupported", "no_template", {"template": found.template}, detail)
     if found.spill_bytes:
         return Verdict(
             "unprofitable", "spill",
@@ -152,7 +165,11 @@ def _registers(used: int, config: FusionConfig, device: DeviceSpec, source: str)
 
 def _occupancy(needs: Footprint, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
     reached = needs.occupancy(device)
-    if reached >= config.min_occupancy:
+    small = dataclasses.replace(needs, registers=1, shared_bytes=0)
+    # Small blocks are no fault of the group: nothing cut from it would have more threads resident.
+    if reached >= config.min_occupancy or needs.resident_blocks(device) == small.resident_blocks(
+        device
+    ):
         return ACCEPTED
     return Verdict(
         "unprofitable", "occupancy",

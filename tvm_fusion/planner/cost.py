@@ -96,7 +96,7 @@ GPU_RATES = Rates(
     step={"convolution": 20e-9, "product": 8e-9, "window": 20e-9},
     saturation=24_000,
     forms={
-        "merged": 1.03, "joined": 1.05, "partitioned": 1.03, "back_to_back": 1.1, "anchor_row": 1.1,
+        "merged": 1.03, "joined": 1.0, "partitioned": 1.03, "back_to_back": 1.1, "anchor_row": 1.1,
     },
     crowding=0.09,
 )  # fmt: skip
@@ -192,16 +192,24 @@ def kernel_seconds(
     """
     rates = GPU_RATES if device.kind == "cuda" else CPU_RATES
     peak = min(device.peak_flops(dtype), device.peak_flops("float32"))  # no tensor cores
-    compute = needs.flops / (peak * rates.compute[kind])
-    if rates.saturation and needs.outputs:
-        in_flight = needs.outputs / (device.multiprocessors * rates.saturation)
-        compute /= min(1.0, math.sqrt(in_flight))
+    full = peak * rates.compute[kind]
+    compute = max(
+        flops / (full * _in_flight(outputs, rates, device))
+        for flops, outputs in ((needs.flops, needs.outputs), needs.heaviest)
+    )
     memory = nbytes / (device.memory_bandwidth * rates.memory)
     chain = needs.depth * rates.step.get(kind, 0.0)
     body = max(compute, memory, chain) * rates.forms.get(form, 1.0)
     if form in ("merged", "joined"):
         body *= 1 + rates.crowding * max(0, members - rates.crowd)
     return device.launch_overhead + rates.latency.get(kind, 0.0) + body
+
+
+def _in_flight(outputs: int, rates: Rates, device: DeviceSpec) -> float:
+    """Share of the full rate that a chip reaches with so many sums in flight."""
+    if not (rates.saturation and outputs):
+        return 1.0
+    return min(1.0, math.sqrt(outputs / (device.multiprocessors * rates.saturation)))
 
 
 def kind_of(operator: Operator) -> str:

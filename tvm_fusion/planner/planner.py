@@ -28,6 +28,9 @@ Compiler = Callable[[Sequence[Proposal]], Sequence[Resources | None]]
 #: Times that the choice may be made again; each round settles at least one more kernel.
 _ROUNDS = 12
 
+#: Operators of a chain up to which every length is tried after a spill.
+_FEW = 8
+
 #: Savings are compared in picoseconds, so that rounding errors cannot decide.
 _PER_MICROSECOND = 1_000_000
 
@@ -98,14 +101,14 @@ def solve(
     def beaten(candidate: Candidate, parts: Sequence[Candidate]) -> Verdict | None:
         return no_better(graph, candidate, parts, "parts_better")
 
-    considered = most_specific(propose(graph, device, config, existing, slower, beaten))
+    considered = propose(graph, device, config, existing, slower, beaten)
     kept = {p.operators for p in existing.values()}
     barred = set(excluded)
     asked: set[tuple] = set()
     for turn in range(_ROUNDS + 1):
         usable = [
             c
-            for c in considered
+            for c in most_specific(considered)
             if (c.verdict.accepted or c.operators in kept) and c.operators not in barred
         ]
         if turn == _ROUNDS:  # enough was asked; the plan rests on what is known
@@ -126,7 +129,7 @@ def solve(
         result.regions, result.exact_regions, result.bounded_regions,
         round((result.upper_bound - result.saving) / _PER_MICROSECOND, 4),
     )  # fmt: skip
-    return Solution(chosen, considered, found, preset, heat)
+    return Solution(chosen, most_specific(considered), found, preset, heat)
 
 
 def search(
@@ -203,7 +206,10 @@ def _ask(
         if found is None:
             continue
         needs = footprint(graph, candidate.proposal, device)
-        verdict = judge_resources(found, needs, config, device)
+        products = sum(
+            graph.by_name[name].pattern == "anchor" for name in candidate.proposal.operators
+        )
+        verdict = judge_resources(found, needs, config, device, products)
         known[candidate.key] = dataclasses.replace(candidate, verdict=verdict, resources=found)
         more += _alternatives(graph, candidate.proposal, verdict)
     if measure is not None:
@@ -212,17 +218,60 @@ def _ask(
             if current.verdict.accepted:
                 known[candidate.key] = _timed(graph, current, measure)
     out = [known.get(c.key, c) for c in considered]
+    for refused in known.values():
+        if _must_be_cut(refused):
+            out = [_cut_with(refused, c, known) for c in out]
     have = {c.key for c in out}
     extra = [c for c in evaluate(graph, more, device, config) if c.key not in have]
     return out + extra
 
 
+def _must_be_cut(candidate: Candidate) -> bool:
+    """Whether a chain spills whatever is staged: only a shorter one can fit."""
+    proposal = candidate.proposal
+    staged = not proposal.anchors or bool(proposal.option("stage"))
+    return candidate.verdict.reason == "spill" and staged and len(proposal.members) < 2
+
+
+def _cut_with(
+    refused: Candidate, candidate: Candidate, known: Mapping[tuple, Candidate]
+) -> Candidate:
+    """A candidate, refused with a spilling chain that it makes more than half of.
+
+    Asking the compiler about every length would take as many rounds as a chain is long.
+    """
+    inside, whole = set(candidate.operators), set(refused.operators)
+    if len(whole) <= _FEW:  # every length of a short chain is tried
+        return candidate
+    close = candidate.verdict.accepted and inside < whole and 2 * len(inside) > len(whole)
+    if not close or candidate.key in known or len(candidate.proposal.members) > 1:
+        return candidate
+    numbers = {**refused.verdict.numbers, "operators": len(inside), "of": len(whole)}
+    detail = f"it is most of a group of {len(whole)} operators that spills"
+    return dataclasses.replace(candidate, verdict=Verdict("unprofitable", "spill", numbers, detail))
+
+
+def _halves(graph: DataflowGraph, proposal: Proposal) -> list[Proposal]:
+    """A chain without anchors in two, at the middle or the last single result before it."""
+    names = proposal.operators
+    cuts = (k for k in range(len(names) // 2, 0, -1))
+    cut = next((k for k in cuts if len(graph.external_outputs(names[:k])) == 1), 0)
+    halves = (names[:cut], names[cut:]) if cut else ()
+    return [
+        Proposal(proposal.strategy, half, (), (half,), depth_of(graph, half))
+        for half in halves
+        if len(half) > 1
+    ]
+
+
 def _alternatives(graph: DataflowGraph, proposal: Proposal, verdict: Verdict) -> list[Proposal]:
     """What to try after a refusal by the compiler; shorter groups are candidates anyhow.
 
-    A spill: results go through shared memory before the epilogue. Too low occupancy or too many
-    registers: the heaviest member is left out.
+    A spill: results go through shared memory before the epilogue, a chain without anchors is cut in
+    two. Too low occupancy or too many registers: the heaviest member is left out.
     """
+    if verdict.reason == "spill" and not proposal.anchors and len(proposal.members) < 2:
+        return _halves(graph, proposal)
     if verdict.reason == "spill" and proposal.anchors and not proposal.option("stage"):
         options = tuple(sorted((*proposal.options, ("stage", "shared"))))
         return [dataclasses.replace(proposal, options=options)]

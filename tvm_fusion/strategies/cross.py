@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph, Operator
 from .base import Proposal, Strategy, depth_of
-from .branches import JOINS, Branch
+from .branches import JOINS, Branch, Join
 from .growth import grow_epilogue, grow_prologue
-from .horizontal import can_concatenate_weights, is_linear
+from .horizontal import can_concatenate_weights, form_of, is_linear
 from .padding import pad_offsets
 from .vertical import anchor_epilogues, chains_by_result
 
@@ -70,6 +70,9 @@ class Cross(Strategy):
         shortcut = any(is_shortcut(graph, t, branches) for t in operands)
         if len(branches) < 2 and not shortcut:
             return
+        alike = form_of(graph, Join(tuple(branches), tree.kind)) in ("collapsed", "merged")
+        if len(branches) > 1 and alike:
+            return  # equal branches of one input: a horizontal group shares more
         options = {"form": "partitioned" if tree.kind == "concat" else "joined", "join": tree.kind}
         if shortcut:
             options["shortcut"] = "identity"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph, Operator
+from ..graph.expression import build_seconds
 from .base import Proposal, Strategy, depth_of
 from .growth import POINTWISE, grow_epilogue, grow_prologue
 
@@ -83,9 +84,11 @@ class Vertical(Strategy):
                 allowed=lambda c: c.name not in done,
             )
             sets = _with_producers(graph, config, sets, done)
-            fitting = [s for s in sets if len(s) > 1 and depth_of(graph, s) <= config.max_depth]
-            for names in fitting:
+            chains = [s for s in sets if len(s) > 1 and depth_of(graph, s) <= config.max_depth]
+            for names in chains:
                 yield Proposal("vertical", names, (), (names,), depth_of(graph, names))
+            # A chain that would take too long to compile is refused: the next one starts earlier.
+            fitting = [s for s in chains if build_seconds(graph, s) <= config.max_build_seconds]
             yield from _over_broadcast(graph, config, sets[-1])
             if fitting:
                 done.update(fitting[-1])

@@ -229,8 +229,21 @@ def parallel_convs(
     return b.finish(total)
 
 
-def random_module(seed: int, operators: int = 12, dtype: str = "float32") -> tvm.IRModule:
-    """A random graph of mixed operators: convolutions, pointwise operators, joins, pooling, splits and concats.
+#: Operators of random graphs, the frequent ones more than once.
+COMMON_KINDS = tuple(
+    "conv conv depthwise bias relu sigmoid add add multiply maximum concat pool mean softmax scale".split()
+)
+#: These and operators that lead to more kinds of groups.
+ALL_KINDS = (*COMMON_KINDS, "split", "minimum", "subtract", "dense", "norm", "gate", "conv", "add")
+
+
+def random_module(
+    seed: int,
+    operators: int = 12,
+    dtype: str = "float32",
+    kinds: Sequence[str] = COMMON_KINDS,
+) -> tvm.IRModule:
+    """A random graph of mixed operators: convolutions, pointwise operators, joins, pooling and concats.
 
     Parameters
     ----------
@@ -240,6 +253,9 @@ def random_module(seed: int, operators: int = 12, dtype: str = "float32") -> tvm
         About how many operators to make.
     dtype : str
         Element type.
+    kinds : sequence of str
+        What to choose from: `COMMON_KINDS`, or `ALL_KINDS` with splits, matrix products, layer
+        norms and gates too.
     """
     rnd = random.Random(seed)
     b = ModuleBuilder(dtype, seed=seed)
@@ -249,20 +265,20 @@ def random_module(seed: int, operators: int = 12, dtype: str = "float32") -> tvm
         for i in range(rnd.randint(1, 2))
     ]
     while len(b._bindings) < operators:
-        values.append(_random_operator(rnd, b, values, f"n{len(b._bindings)}"))
+        values.append(_random_operator(rnd, b, values, f"n{len(b._bindings)}", kinds))
     used = {v for binding in b._bindings for v in relax.analysis.free_vars(binding.value)}
     results = [v for v in values if v not in used and isinstance(v, relax.DataflowVar)]
     return b.finish(*results)
 
 
-def _random_operator(rnd: random.Random, b: ModuleBuilder, values: list[Any], name: str) -> Any:
+def _random_operator(
+    rnd: random.Random, b: ModuleBuilder, values: list[Any], name: str, kinds: Sequence[str]
+) -> Any:
     """Bind one operator on values made so far, the recent ones more often."""
     value = values[max(rnd.randrange(len(values)), rnd.randrange(len(values)))]
     shape = [int(d) for d in value.ty.shape]
     same = [v for v in values if [int(d) for d in v.ty.shape] == shape]
-    kind = rnd.choice(
-        "conv conv depthwise bias relu sigmoid add add multiply maximum concat pool mean softmax scale".split()
-    )
+    kind = rnd.choice(list(kinds))
     if kind == "conv" and min(shape[2:]) > 2:
         return b.conv(
             name, value, rnd.choice([4, 8, 16]), rnd.choice([1, 3]), stride=rnd.choice([1, 1, 1, 2])
@@ -273,7 +289,7 @@ def _random_operator(rnd: random.Random, b: ModuleBuilder, values: list[Any], na
         return b.bias(name, value)
     if kind == "scale":
         return b.op(name, relax.op.multiply(value, b.const(1, shape[1], 1, 1)))
-    if kind in ("add", "multiply", "maximum"):
+    if kind in ("add", "multiply", "maximum", "minimum", "subtract"):
         return b.op(name, getattr(relax.op, kind)(value, rnd.choice(same)))
     if kind == "concat":
         return b.op(name, relax.op.concat([value, rnd.choice(same)], axis=1))
@@ -286,4 +302,17 @@ def _random_operator(rnd: random.Random, b: ModuleBuilder, values: list[Any], na
         return b.op(name, relax.op.nn.softmax(value, axis=1))
     if kind == "sigmoid":
         return b.op(name, relax.op.sigmoid(value))
+    if kind == "split" and shape[1] > 1:
+        parts = b.split(name, value, [rnd.randrange(1, shape[1])])
+        values.append(parts[0])
+        return parts[1]
+    if kind == "dense":
+        return b.dense(name, value, rnd.choice([4, 8]), bias=False)
+    if kind == "norm":
+        return b.layer_norm(name, value)
+    if kind == "gate":
+        small = b.op(f"{name}_mean", relax.op.mean(value, axis=[2, 3]))
+        small = b.op(f"{name}_gate", relax.op.sigmoid(b.dense(f"{name}_fc", small, shape[1])))
+        view = b.op(f"{name}_view", relax.op.reshape(small, (1, shape[1], 1, 1)))
+        return b.op(name, relax.op.multiply(value, view))
     return b.relu(name, value)

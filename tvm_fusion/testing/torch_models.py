@@ -84,7 +84,7 @@ def randomise(net: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def exported(
-    name: str, *, size: int = 224, seed: int = 0, **options
+    name: str, *, size: int = 224, seed: int = 0, **options: Any
 ) -> torch.export.ExportedProgram:
     """Export a network of this file for one image ``[1, 3, size, size]``.
 

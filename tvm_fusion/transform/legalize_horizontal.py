@@ -1,11 +1,11 @@
-"""Definitions that lowering needs for horizontal groups and that Relax has no operator for.
+"""Definitions that lowering needs for groups of members and that Relax has no operator for.
 
 * ``merged_conv2d`` and ``select_branch``: the convolutions of members that share their input as one
-5-D
-  convolution with a branch dimension, and one branch of it.
+  5-D convolution with a branch dimension, and one branch of it.
 * ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per
-member.
-* ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result.
+  member.
+* ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result;
+  a member may be a tensor from outside, whose store is a copy.
 
 All of them become ``call_tir``, so that FuseTIR takes them into the group's one PrimFunc.
 """
