@@ -26,9 +26,10 @@ from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.graph.dataflow import DataflowGraph
 from tvm_fusion.graph.relax import RelaxGraph, from_relax
 from tvm_fusion.guards.footprint import footprint
+from tvm_fusion.guards.needs import kind_of
 from tvm_fusion.pipeline import after_scheduling, before_lowering
 from tvm_fusion.planner.assemble import proposals_of
-from tvm_fusion.planner.cost import fused_cost, kind_of
+from tvm_fusion.planner.cost import fused_cost
 from tvm_fusion.planner.plan import Plan
 from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.testing.models import LIGHT_MODELS, light_model

@@ -255,7 +255,6 @@ def _extent_of(extent: tirx.PrimExpr) -> int:
     return int(extent) if isinstance(extent, tirx.IntImm) else 0
 
 
-
 def move_into_threads(sch: s_tir.Schedule, info: Structure, threads: int) -> None:
     """Give every thread one element of each output, and all that the element needs.
 

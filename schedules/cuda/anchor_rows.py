@@ -18,7 +18,7 @@ from ..analysis import (
     planned_shared_bytes,
     structure,
 )
-from ..base import Limits, ScheduleTemplate, limits
+from ..base import Limits, ScheduleTemplate
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -31,6 +31,7 @@ from ..steps import (
     unroll,
 )
 from .matmul import is_product
+from .model import limits_for, widens_bfloat16
 from .row_blocks import Rows, rows_of
 from .row_tiles import COPIES, RowProblem, RowTile, row_tiles
 
@@ -54,8 +55,10 @@ class AnchorRows(ScheduleTemplate):
         form = recognise(func)
         if form is None:
             return None
-        bounds = limits(target)
-        for tile in row_tiles(form.problem, bounds, _EXCHANGE, _ATTEMPTS):
+        bounds, problem = limits_for(func, target), form.problem
+        if widens_bfloat16(func, target):
+            problem = dataclasses.replace(problem, right_bytes=4)
+        for tile in row_tiles(problem, bounds, _EXCHANGE, _ATTEMPTS):
             scheduled = with_tile(form, tile, bounds)
             if scheduled is not None:
                 return scheduled

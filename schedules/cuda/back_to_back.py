@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...compat import Target, s_tir, tirx
 from ..analysis import planned_shared_bytes
-from ..base import Limits, ScheduleTemplate, limits
+from ..base import Limits, ScheduleTemplate
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -24,6 +24,7 @@ from ..steps import (
     tile_loops,
     unroll,
 )
+from .model import limits_for
 from .pair_form import Operand, Pair, PairProblem, recognise
 from .pair_tiles import PairTile, pair_tiles
 
@@ -47,7 +48,7 @@ class BackToBack(ScheduleTemplate):
         found = recognise(func)
         if found is None:
             return None
-        bounds = limits(target)
+        bounds = limits_for(func, target)
         for tile in pair_tiles(found[2], bounds, _ATTEMPTS):
             scheduled = with_tile(*found, tile, bounds)
             if scheduled is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ...compat import Target, s_tir, tirx
 from ..analysis import Structure, local_bytes, shared_bytes, structure
-from ..base import Limits, ScheduleTemplate, limits
+from ..base import Limits, ScheduleTemplate
 from ..steps import (
     allow_registers,
     fuse_loops,
@@ -21,6 +21,7 @@ from ..steps import (
     loops_of,
     move_into_threads,
 )
+from .model import limits_for
 
 _THREADS = 128
 
@@ -44,7 +45,7 @@ class Fallback(ScheduleTemplate):
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
     ) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None for a group that cannot be one kernel, and for opaque loop nests."""
-        bounds = limits(target)
+        bounds = limits_for(func, target)
         info = structure(s_tir.Schedule(func))
         if info is None or not info.is_ordered:
             return None

@@ -154,8 +154,18 @@ def _replaced(sch: s_tir.Schedule, first, reader, swapped: dict) -> tirx.PrimFun
     body, stmts = first
     padding, old, wide, index = reader
 
-    def load(node: ir.TensorLoad) -> ir.TensorLoad:
-        return wide[tuple(index)] if node.source.same_as(old) else node
+    value = tirx.Var("value", str(wide.ty.dtype))
+
+    def load(node: ir.TensorLoad) -> tirx.PrimExpr:
+        return value if node.source.same_as(old) else node
+
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
+        # Read ahead of the choice between value and padding: under its condition, TVM would see a smaller box of the
+        # sum, whose start depends on the border again.
+        inside = tvm_ffi.structural_map(node.value, [(ir.TensorLoad, load)])
+        return tirx.BufferStore(
+            node.buffer, tirx.Let(value, wide[tuple(index)], inside), node.indices
+        )
 
     def regions(block: s_tir.SBlock) -> s_tir.SBlock:
         reads = [
@@ -174,7 +184,7 @@ def _replaced(sch: s_tir.Schedule, first, reader, swapped: dict) -> tirx.PrimFun
             out.extend(stmts)
         elif block.same_as(padding):
             out.append(
-                tvm_ffi.structural_map(stmt, [(ir.TensorLoad, load), (s_tir.SBlock, regions)])
+                tvm_ffi.structural_map(stmt, [(tirx.BufferStore, store), (s_tir.SBlock, regions)])
             )
         else:
             out.append(stmt)

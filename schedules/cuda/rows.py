@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...compat import Target, s_tir, tirx
-from ..base import ScheduleTemplate, limits
+from ..base import ScheduleTemplate
+from .model import limits_for
 from .row_blocks import apply_rows
 
 
@@ -17,4 +18,4 @@ class RowReduction(ScheduleTemplate):
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
     ) -> s_tir.Schedule | None:
         """Return the schedule; None when the reductions do not share their rows."""
-        return apply_rows(func, limits(target))
+        return apply_rows(func, limits_for(func, target))

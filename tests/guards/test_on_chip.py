@@ -8,14 +8,15 @@ import pytest
 
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.devices import CPU, DEVICES
+from tvm_fusion.graph.expression import build_seconds, expression_size
 from tvm_fusion.guards import ACCEPTED, Resources, judge, judge_resources
-from tvm_fusion.guards.compile_time import CompileTime, build_seconds
+from tvm_fusion.guards.compile_time import CompileTime
 from tvm_fusion.guards.footprint import Footprint, footprint
 from tvm_fusion.guards.on_chip import Occupancy, Registers, SharedMemory
 from tvm_fusion.strategies import Horizontal, Vertical
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
-from tvm_fusion.testing.plans import DEVICE, graph_of
-from tvm_fusion.testing.synthetic_blocks import elementwise_chain, mixed_convs
+from tvm_fusion.testing.plans import DEVICE, graph_of, planned
+from tvm_fusion.testing.synthetic_blocks import diamonds, elementwise_chain, mixed_convs
 from tvm_fusion.testing.transformer_blocks import dense_norm, matmul_pair
 
 CONFIG = FusionConfig()
@@ -35,7 +36,9 @@ def widest(module, strategy=None, form=""):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("module", [matmul_pair(), parallel_convs(1, relu=True, spatial=56)])
+@pytest.mark.parametrize(
+    "module", [matmul_pair(rows=8192), parallel_convs(1, relu=True, spatial=56)]
+)
 def test_usual_groups_fit_on_every_chip(arch, module):
     proposal, graph = widest(module)
     assert judge(proposal, graph, CONFIG, DEVICES[arch]) is ACCEPTED
@@ -157,20 +160,42 @@ def test_a_cpu_has_no_such_limits(guard):
 def test_compile_time():
     chain, graph = widest(elementwise_chain(40))
     guard = CompileTime()
-    seconds = build_seconds(graph, chain)
+    seconds = build_seconds(graph, chain.operators)
     assert guard.check(chain, graph, CONFIG, DEVICE).accepted
     assert guard.check(chain, graph, FusionConfig(max_build_seconds=seconds), DEVICE).accepted
     found = guard.check(chain, graph, FusionConfig(max_build_seconds=1.0), DEVICE)
     assert (found.outcome, found.reason) == ("unprofitable", "compile_time")
-    assert found.numbers == {"seconds": round(seconds, 1), "max_build_seconds": 1.0}
+    assert found.numbers == {
+        "seconds": round(seconds, 1),
+        "max_build_seconds": 1.0,
+        "operations": expression_size(graph, chain.operators),
+    }
+
+
+def test_expressions_double_where_a_value_is_read_twice():
+    """x ← erf(x) + sigmoid(x): sizes 1, then 2 s + 3 for each diamond."""
+    graph = graph_of(diamonds(12))
+    names = tuple(o.name for o in graph.operators)
+    sizes = [3]
+    for _ in range(3):
+        sizes.append(2 * sizes[-1] + 3)
+    assert [expression_size(graph, names[: 3 * k]) for k in (1, 2, 3, 4)] == sizes
+    chain = graph_of(elementwise_chain(12))
+    assert expression_size(chain, [o.name for o in chain.operators]) == 12
+    plan = planned(graph_of(diamonds(60)))
+    assert all(expression_size(graph_of(diamonds(60)), g.nodes) < 5000 for g in plan.groups)
 
 
 def test_build_time_grows_with_anchors_that_stay_apart():
     merged, graph = widest(parallel_convs(4, relu=True, spatial=14), Horizontal(), "merged")
     apart = dataclasses.replace(merged, options=(("form", "joined"), ("join", "add")))
-    assert build_seconds(graph, merged) < build_seconds(graph, apart)
-    short, graph = widest(elementwise_chain(4))
-    assert build_seconds(graph, short) < build_seconds(graph, merged)
+    once, each = (
+        build_seconds(graph, merged.operators, 1),
+        build_seconds(graph, merged.operators, 4),
+    )
+    limit = FusionConfig(max_build_seconds=(once + each) / 2)
+    assert CompileTime().check(merged, graph, limit, DEVICE).accepted
+    assert CompileTime().check(apart, graph, limit, DEVICE).reason == "compile_time"
 
 
 @pytest.mark.parametrize(

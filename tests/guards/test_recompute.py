@@ -73,13 +73,21 @@ def back_to_back(module, **options):
 )
 def test_every_block_of_columns_computes_the_first_product_again(columns, factor):
     """A block holds 1,024 columns of 16 rows: 64 accumulators for each of its 256 threads."""
-    needs, found = back_to_back(matmul_pair(outputs=columns))
+    needs, found = back_to_back(matmul_pair(rows=8192, outputs=columns))
     assert needs.recompute == factor
     assert found.reason == ("recompute" if factor > 4 else "")
-    # bias and ReLU of the first product are computed as often as it is: [512, 64] each
-    first = 2 * 512 * 64 * 256 + 2 * 512 * 64
-    second = 2 * 512 * columns * 64 + 512 * columns
+    # bias and ReLU of the first product are computed as often as it is: [8192, 64] each
+    first = 2 * 8192 * 64 * 256 + 2 * 8192 * 64
+    second = 2 * 8192 * columns * 64 + 8192 * columns
     assert needs.flops == factor * first + second
+
+
+def test_fewer_columns_where_rows_alone_leave_multiprocessors_idle():
+    """32 blocks of 16 rows do not keep 132 busy: 64 columns each, and the first product 4 times."""
+    needs, found = back_to_back(matmul_pair(rows=512))
+    assert needs.blocks == 32 * 4 and needs.recompute == 4 and found.accepted
+    needs, found = back_to_back(matmul_pair(rows=128))
+    assert needs.recompute == 8 and found.reason == "recompute"
 
 
 def test_a_halo_is_computed_by_its_neighbours_too():
@@ -94,7 +102,7 @@ def test_a_halo_is_computed_by_its_neighbours_too():
 
 
 def test_a_pointwise_second_anchor_has_no_halo():
-    needs, found = back_to_back(depthwise_pointwise(size=28), max_recompute=1.0)
+    needs, found = back_to_back(depthwise_pointwise(size=112), max_recompute=1.0)
     assert needs.recompute == 1.0 and found.accepted
 
 

@@ -37,7 +37,6 @@ def verdict(module):
         (POINTWISE, POINTWISE),
         (DEPTHWISE, POINTWISE),
         (GROUPED, POINTWISE),
-        (POINTWISE, DEPTHWISE),
         ({"kernel": 5, "stride": 2}, POINTWISE),
     ],
 )
@@ -48,6 +47,7 @@ def test_pairs_with_a_template(first, second):
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [
+        (POINTWISE, DEPTHWISE, "1x1 conv2d (first) and 3x3 depthwise conv2d (second)"),
         (PLAIN, PLAIN, "3x3 conv2d (first) and 3x3 conv2d (second)"),
         (POINTWISE, PLAIN, "1x1 conv2d (first) and 3x3 conv2d (second)"),
         (DEPTHWISE, DEPTHWISE, "3x3 depthwise conv2d (first) and 3x3 depthwise conv2d (second)"),

@@ -198,21 +198,21 @@ def test_a_padded_pair_that_collapses():
 
 
 def test_two_anchors_back_to_back():
-    graph = graph_of(matmul_pair())
+    graph = graph_of(matmul_pair(rows=8192))
     names = tuple(o.name for o in graph.operators)
     proposal = Proposal(
         "vertical", names, ("first", "second"), (names,), 5, (), (("form", "back_to_back"),)
     )
     cost = fused_cost(graph, proposal, DEVICE)
-    # [512, 256] · [256, 64] and [512, 64] · [64, 256]: 16,777,216 each; bias and ReLU of 512 · 64,
-    # bias of 512 · 256. One block of columns holds all 256: nothing is computed twice.
-    assert cost.flops == 2 * 16_777_216 + 2 * 32_768 + 131_072
-    # x and result 131,072 values each, weights 16,384 each, biases 64 and 256; no [512, 64] at all
-    assert cost.nbytes == 4 * (2 * 131_072 + 2 * 16_384 + 64 + 256)
+    # [8192, 256] · [256, 64] and [8192, 64] · [64, 256]: 2 · 134,217,728 each; bias and ReLU of
+    # 8192 · 64, bias of 8192 · 256. One block of columns holds all 256: nothing is computed twice.
+    assert cost.flops == 2 * 268_435_456 + 2 * 524_288 + 2_097_152
+    # x and result 2,097,152 values each, weights 16,384 each, biases 64 and 256; no [8192, 64] at all
+    assert cost.nbytes == 4 * (2 * 2_097_152 + 2 * 16_384 + 64 + 256)
     assert cost.launches == 1
     before = unfused_cost(graph, names, DEVICE)
     # the inner value is written once and read once, and so are its bias and ReLU
-    assert before.nbytes - cost.nbytes == 4 * (6 * 32_768 + 2 * 131_072)
+    assert before.nbytes - cost.nbytes == 4 * (6 * 524_288 + 2 * 2_097_152)
     assert (before.launches, before.flops) == (5, cost.flops)
 
 

@@ -182,19 +182,26 @@ def test_a_group_goes_through_the_whole_lowering(cuda):
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("build", "shapes", "outputs"), REAL)
-def test_resources(cuda, build, shapes, outputs, dtype):
-    cuda.resources(cuda.function(build, *shapes, dtype=dtype), "sm_90")
+def test_resources(cuda, build, shapes, outputs):
+    cuda.resources(cuda.function(build, *shapes), "sm_90")
 
 
 @pytest.mark.slow
 @pytest.mark.nvcc
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("build", "shapes", "outputs"), [*REAL, *CASES])
+@pytest.mark.parametrize(("build", "shapes", "outputs"), REAL)
 def test_resources_on_other_archs(cuda, arch, build, shapes, outputs, dtype):
     cuda.resources(cuda.function(build, *shapes, dtype=dtype), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.nvcc
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("build", "shapes", "outputs"), CASES)
+def test_resources_of_small_cases(cuda, build, shapes, outputs, dtype):
+    cuda.resources(cuda.function(build, *shapes, dtype=dtype), "sm_90")
 
 
 @pytest.mark.parametrize(("build", "shapes", "outputs"), REAL)

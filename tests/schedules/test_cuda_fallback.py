@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm_fusion.schedules import schedule
+from tvm_fusion.schedules import limits, schedule
+from tvm_fusion.schedules.analysis import shared_bytes
 
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.testing import cuda_emulation
@@ -26,16 +28,6 @@ def conv_and_mean(emit, x, w):
 
 ONE_KERNEL = [
     pytest.param(
-        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1), v, padding=1),
-        ((1, 16, 13, 13), (16, 16, 3, 3), (8, 16, 3, 3)),
-        id="two convolutions",
-    ),
-    pytest.param(
-        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1, groups=16), v),
-        ((2, 16, 27, 27), (16, 1, 3, 3), (24, 16, 1, 1)),
-        id="depthwise and pointwise",
-    ),
-    pytest.param(
         lambda e, x, w: e(op.nn.max_pool2d(conv(e, x, w, padding=1), 3, 2, 1)),
         ((1, 16, 55, 55), (16, 16, 3, 3)),
         id="convolution and pooling",
@@ -44,16 +36,6 @@ ONE_KERNEL = [
         lambda e, x, w: conv(e, e(op.nn.max_pool2d(x, 3, 1, 1)), w),
         ((1, 16, 13, 13), (16, 16, 1, 1)),
         id="pooling and convolution",
-    ),
-    pytest.param(
-        lambda e, x, w: e(op.nn.softmax(e(op.matmul(x, w)))),
-        ((16, 64), (64, 100)),
-        id="product and softmax",
-    ),
-    pytest.param(
-        lambda e, x, w, v: e(op.matmul(e(op.matmul(x, w)), v)),
-        ((16, 64), (64, 100), (100, 30)),
-        id="two products",
     ),
     pytest.param(
         lambda e, x, w: e(op.reshape(conv(e, x, w, padding=1), (1, 16 * 13 * 13))),
@@ -73,12 +55,65 @@ ONE_KERNEL = [
         ((1, 80, 13, 13),),
         id="windows of different size",
     ),
+    pytest.param(
+        lambda e, x, w, v, u: conv(e, conv(e, conv(e, x, w, padding=1), v), u, padding=1),
+        ((1, 8, 13, 13), (16, 8, 3, 3), (8, 16, 1, 1), (8, 8, 3, 3)),
+        id="three convolutions",
+    ),
+]
+
+#: What templates of their own take, and this one can do as well, more slowly.
+TAKEN = [
+    pytest.param(
+        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1), v, padding=1),
+        ((1, 16, 13, 13), (16, 16, 3, 3), (8, 16, 3, 3)),
+        id="two convolutions",
+    ),
+    pytest.param(
+        lambda e, x, w, v: conv(e, conv(e, x, w, padding=1, groups=16), v),
+        ((2, 16, 27, 27), (16, 1, 3, 3), (24, 16, 1, 1)),
+        id="depthwise and pointwise",
+    ),
+    pytest.param(
+        lambda e, x, w: e(op.nn.softmax(e(op.matmul(x, w)))),
+        ((16, 64), (64, 100)),
+        id="product and softmax",
+    ),
+    pytest.param(
+        lambda e, x, w, v: e(op.matmul(e(op.matmul(x, w)), v)),
+        ((16, 64), (64, 100), (100, 30)),
+        id="two products",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("build", "shapes"), ONE_KERNEL)
 def test_one_kernel(cuda, build, shapes):
     cuda.check(cuda.function(build, *shapes), "fallback")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("build", "shapes"), TAKEN)
+def test_forms_that_have_templates_are_right_here_too(cuda, build, shapes, dtype):
+    """Sums are float32, so that a half-precision result is off by its own rounding alone."""
+    func = cuda.function(build, *shapes, dtype=dtype)
+    target = cuda.target("cuda:sm_90")
+    assert schedule(func, target)[1] != "fallback"
+    scheduled = cuda.template("fallback").apply(func, target).without_attr("global_symbol")
+    assert shared_bytes(scheduled) <= limits(target).shared_bytes
+    inputs = cuda.inputs(func)
+    (expected,) = cuda.expected(func, inputs)
+    for backward in (False, True):
+        (result,) = cuda_emulation.run(scheduled, inputs, target, backward=backward)
+        error = np.abs(result.astype("float64") - expected.astype("float64")).max()
+        assert error <= (1e-5 if dtype == "float32" else 2e-3) * np.abs(expected).max()
+
+
+def test_shared_memory_bounds_the_tile(cuda):
+    build, shapes = TAKEN[0].values
+    target = cuda.target({"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 2048})
+    scheduled = cuda.template("fallback").apply(cuda.function(build, *shapes), target)
+    assert 0 < shared_bytes(scheduled) <= 2048
 
 
 @pytest.mark.nvcc

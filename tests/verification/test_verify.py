@@ -70,7 +70,7 @@ def test_a_refusal_names_the_groups_own_strategy_and_is_legal_json():
     wrong = Comparison(group.id, group.nodes, float("inf"), 1e-5, "y[0]", 2)
     (refusal,) = verify.refusals_of([wrong], plan).values()
     assert (refusal.strategy, refusal.outcome, refusal.reason) == (
-        "horizontal",
+        "compound",
         "illegal",
         "numerics",
     )

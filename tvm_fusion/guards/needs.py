@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..devices import DeviceSpec, capability
-from ..graph.dataflow import DataflowGraph
+from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
 
 #: Registers of a thread for addresses, loop counters and operands; for each accumulator (some are
@@ -44,6 +44,9 @@ class Footprint:
     heaviest : tuple of (int, int)
         FLOPs and sums in flight of the heaviest member of a partitioned launch, which takes no less
         time than alone.
+    stages : tuple of (str, int, int)
+        Kind, FLOPs and sums in flight of what a block computes one after the other (two anchors);
+        empty for a kernel of one stage.
     """
 
     threads: int
@@ -56,6 +59,7 @@ class Footprint:
     outputs: int = 0
     depth: int = 0
     heaviest: tuple[int, int] = (0, 0)
+    stages: tuple[tuple[str, int, int], ...] = ()
 
     def resident_blocks(self, device: DeviceSpec) -> int:
         """Blocks that fit on one multiprocessor together; 0 if one alone does not."""
@@ -90,3 +94,20 @@ def outside_operands(graph: DataflowGraph, proposal: Proposal) -> int:
     """Tensors that the epilogue reads from outside the group, weights and data of anchors aside."""
     held = {t for name in proposal.anchors for t in graph.by_name[name].inputs[:2]}
     return len([t for t in graph.external_inputs(proposal.operators) if t not in held])
+
+
+def kind_of(operator: Operator) -> str:
+    """The kind of kernel that an operator makes, for which the cost model has rates.
+
+    Returns
+    -------
+    str
+        ``"convolution"``, ``"product"``, ``"grouped"`` (grouped and depthwise convolutions, which
+        reuse little of what they load), ``"window"`` (pooling, reductions, row operators) or
+        ``"pointwise"``.
+    """
+    if operator.pattern == "anchor":
+        if operator.op == "matmul":
+            return "product"
+        return "grouped" if int(operator.attrs.get("groups") or 1) > 1 else "convolution"
+    return "window" if operator.pattern in ("pool", "reduction", "row") else "pointwise"

@@ -13,9 +13,9 @@ class TemplatePairs(Guard):
     """Refuses chains of two anchors for which no template exists.
 
     The second anchor must read, for each of its outputs, the first one's at the same position (a
-    1x1 convolution, a matrix product) or in a small window of the same channel (a depthwise
-    convolution of a 1x1 convolution's result): anything else would recompute whole windows of all
-    channels.
+    1x1 convolution, a matrix product): anything else would recompute whole windows of all channels.
+    A depthwise convolution of a 1x1 convolution's result has a template too, but was measured 5 to 20
+    times slower than two kernels (benchmarks/results/kernels-h200-forms.json), and is not proposed.
     """
 
     reason = "no_template"
@@ -41,9 +41,7 @@ def pair_has_template(graph: DataflowGraph, first: Operator, second: Operator) -
         return True
     if first.op != "conv2d" or second.op != "conv2d":
         return False
-    if is_pointwise(graph, second):
-        return True
-    return is_depthwise(graph, second) and is_pointwise(graph, first)
+    return is_pointwise(graph, second)
 
 
 def kernel_extents(graph: DataflowGraph, conv: Operator) -> tuple[int, ...]:

@@ -8,7 +8,14 @@ import math
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
-from .needs import BASE_REGISTERS, PER_ACCUMULATOR, PER_OPERAND, Footprint, outside_operands
+from .needs import (
+    BASE_REGISTERS,
+    PER_ACCUMULATOR,
+    PER_OPERAND,
+    Footprint,
+    kind_of,
+    outside_operands,
+)
 from .tiling import (
     ACCUMULATORS,
     THREADS,
@@ -22,8 +29,12 @@ from .tiling import (
 #: Channels of the first of two anchors that a block holds at a time.
 _PAIR_SLICE = 16
 
-#: Least rows of the second of two anchors that a block computes: below, weights dominate traffic.
-_LEAST_ROWS = 16
+#: Share of the multiprocessors that must have a block.
+_BUSY = 0.7
+
+#: Least rows and columns of the second of two anchors that a block computes: below, operands
+#: dominate traffic.
+_LEAST_ROWS, _LEAST_COLUMNS = 16, 32
 
 
 @functools.lru_cache(maxsize=4096)
@@ -33,7 +44,8 @@ def back_to_back_tile(
     """Rows and columns of the second anchor's tile, and how often the first one is computed.
 
     As many columns as accumulators permit, since every block of columns computes the first anchor
-    again; then as many rows as keep all multiprocessors busy.
+    again; then as many rows as keep all multiprocessors busy. Where even the fewest rows leave some
+    idle, fewer columns, and the first anchor is computed more often.
 
     Returns
     -------
@@ -50,6 +62,9 @@ def back_to_back_tile(
         and -(-second.rows // (rows * 2)) * across >= multiprocessors
     ):
         rows *= 2
+    while columns > _LEAST_COLUMNS and -(-second.rows // rows) * across < _BUSY * multiprocessors:
+        columns //= 2
+        across = -(-second.columns // columns)
     side = max(1, math.isqrt(rows))
     reach = (side - 1) * stride + halo
     overlap = (reach / (side * stride)) ** 2 if halo > 1 else 1.0
@@ -87,6 +102,10 @@ def back_to_back(
         second.rows * second.columns,
         # Each slice of the first anchor is summed before the second one goes on.
         second.depth + -(-second.depth // (channels * second.window)) * first.depth,
+        stages=(
+            (kind_of(dense[0]), int(before * factor), first.rows * first.columns),
+            (kind_of(dense[1]), total - before, second.rows * second.columns),
+        ),
     )
 
 

@@ -12,10 +12,11 @@ from ..errors import PlanError
 from ..graph.dataflow import DataflowGraph
 from ..guards import Resources
 from ..guards.footprint import footprint
+from ..guards.needs import kind_of
 from ..strategies.base import Proposal
 from ..strategies.vertical import ANCHORS
 from .candidates import Candidate, Measure
-from .cost import Cost, fused_cost, kind_of, operator_cost
+from .cost import Cost, fused_cost, operator_cost
 from .plan import Group, Part, Plan, TargetInfo, Totals
 from .planner import Compiler, Solution, solve
 from .refusals import refusals, ungrouped

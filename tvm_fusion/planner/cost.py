@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph, Operator
 from ..guards.footprint import footprint
-from ..guards.needs import Footprint
+from ..guards.needs import Footprint, kind_of
 from ..strategies.base import Proposal
 
 
@@ -58,9 +58,8 @@ class Rates:
     memory : float
         Share of the memory bandwidth.
     compute : mapping of str to float
-        Share of the peak float32 FLOP/s of a kernel that has enough sums in flight, by kind:
-        ``"convolution"``, ``"product"``, ``"window"`` (depthwise, pooling, reductions and rows)
-        and ``"pointwise"``. The templates multiply narrow types on the same units.
+        Share of the peak float32 FLOP/s of a kernel that has enough sums in flight, by kind
+        (see `guards.needs.kind_of`). The templates multiply narrow types on the same units.
     latency : mapping of str to float
         Seconds that a kernel takes at least, its launch aside: filling and draining the chip.
     step : mapping of str to float
@@ -91,12 +90,14 @@ class Rates:
 #: are taken for all GPUs, whose peaks the device table has.
 GPU_RATES = Rates(
     memory=0.85,
-    compute={"convolution": 0.24, "product": 0.4, "window": 0.06, "pointwise": 0.5},
-    latency={"convolution": 0.2e-6, "product": 0.2e-6, "window": 0.5e-6, "pointwise": 0.0},
-    step={"convolution": 20e-9, "product": 8e-9, "window": 20e-9},
+    compute={
+        "convolution": 0.24, "product": 0.4, "grouped": 0.055, "window": 0.3, "pointwise": 0.5,
+    },
+    latency={"convolution": 0.2e-6, "product": 0.2e-6, "grouped": 0.5e-6, "window": 0.5e-6},
+    step={"convolution": 20e-9},
     saturation=24_000,
     forms={
-        "merged": 1.03, "joined": 1.0, "partitioned": 1.03, "back_to_back": 1.1, "anchor_row": 1.1,
+        "merged": 1.03, "joined": 1.0, "partitioned": 1.03, "back_to_back": 0.85, "anchor_row": 1.0,
     },
     crowding=0.09,
 )  # fmt: skip
@@ -104,7 +105,13 @@ GPU_RATES = Rates(
 #: For the CPU templates, a reference point like the CPU of the device table; a launch is a call.
 CPU_RATES = Rates(
     memory=0.6,
-    compute={"convolution": 0.4, "product": 0.4, "window": 0.2, "pointwise": 0.5},
+    compute={
+        "convolution": 0.4,
+        "product": 0.4,
+        "grouped": 0.2,
+        "window": 0.2,
+        "pointwise": 0.5,
+    },
     latency={},
     step={},
     saturation=0,
@@ -172,6 +179,7 @@ def kernel_seconds(
     form: str,
     members: int,
     device: DeviceSpec,
+    rates: Rates | None = None,
 ) -> float:
     """Predicted time of one kernel, launch included.
 
@@ -189,14 +197,21 @@ def kernel_seconds(
         How many do.
     device : DeviceSpec
         The device.
+    rates : Rates, optional
+        Constants to predict with; those of the device's kind when absent.
     """
-    rates = GPU_RATES if device.kind == "cuda" else CPU_RATES
+    rates = rates or (GPU_RATES if device.kind == "cuda" else CPU_RATES)
     peak = min(device.peak_flops(dtype), device.peak_flops("float32"))  # no tensor cores
     full = peak * rates.compute[kind]
     compute = max(
         flops / (full * _in_flight(outputs, rates, device))
         for flops, outputs in ((needs.flops, needs.outputs), needs.heaviest)
     )
+    if needs.stages:  # one after the other in every block
+        compute = sum(
+            flops / (peak * rates.compute[k] * _in_flight(outputs, rates, device))
+            for k, flops, outputs in needs.stages
+        )
     memory = nbytes / (device.memory_bandwidth * rates.memory)
     chain = needs.depth * rates.step.get(kind, 0.0)
     body = max(compute, memory, chain) * rates.forms.get(form, 1.0)
@@ -210,17 +225,6 @@ def _in_flight(outputs: int, rates: Rates, device: DeviceSpec) -> float:
     if not (rates.saturation and outputs):
         return 1.0
     return min(1.0, math.sqrt(outputs / (device.multiprocessors * rates.saturation)))
-
-
-def kind_of(operator: Operator) -> str:
-    """The kind of kernel that an operator makes (see `Rates`)."""
-    if operator.pattern == "anchor":
-        if operator.op == "matmul":
-            return "product"
-        # Depthwise and grouped convolutions reuse little of what they load.
-        grouped = int(operator.attrs.get("groups") or 1) > 1
-        return "window" if grouped else "convolution"
-    return "window" if operator.pattern in ("pool", "reduction", "row") else "pointwise"
 
 
 def _kind(graph: DataflowGraph, proposal: Proposal) -> str:
