@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tvm_ffi
 
 from ...compat import ir, s_tir, tirx, tvm
-from ..analysis import Block, buffer_key, root_block
+from ..analysis import Block, buffer_key, nodes_of, root_block
 
 
 def widen_first(
@@ -76,17 +76,23 @@ def widen_first(
         reader.writes[0].region[position[n]].min if n in position else tirx.const(0, "int64")
         for n in first.writes[0].plain
     ]
-    return _replaced(sch, (body, [*copies, wide]), (reader, old, swapped[old], index), swapped)
+    reading = _reading_wide(reader, old, swapped[old], index)
+    return _replaced(sch, {body: [*copies, wide], reader: [reading]}, old, list(swapped.values()))
 
 
-def _around(region, variables, first: Block, widened) -> list[tuple[int, int]] | None:
+def _around(
+    region: ir.TensorRegion,
+    variables: list[tirx.Var],
+    first: Block,
+    widened: dict[int, tuple[int, int]],
+) -> list[tuple[int, int]] | None:
     """Elements to add before and after each dimension of an operand."""
     found = []
     for dim in region.region:
         coefficients = [int(c) for c in tvm.sym.detect_linear_equation(dim.min, variables)]
         if not coefficients:
-            touched = tvm.tirx.analysis.undefined_vars(dim.min)
-            if any(variables[i] in touched for i in widened):
+            touched = nodes_of(dim.min, tirx.Var)
+            if any(variables[i].same_as(var) for i in widened for var in touched):
                 return None
             coefficients = [0] * len(variables)
         before = after = 0
@@ -147,59 +153,51 @@ def _wider(block: s_tir.SBlock, extents: Sequence[int], swapped: dict) -> tirx.S
     return _nest(wide, extents)
 
 
-def _replaced(sch: s_tir.Schedule, first, reader, swapped: dict) -> tirx.PrimFunc:
-    """The function with the sum's loops replaced, and the padding block reading the wide buffer."""
-    func = sch.mod["main"]
-    root = root_block(func)
-    body, stmts = first
-    padding, old, wide, index = reader
-
+def _reading_wide(
+    block: s_tir.SBlock, old: tirx.Var, wide: tirx.Var, index: Sequence[tirx.PrimExpr]
+) -> tirx.Stmt:
+    """The loops of the padding block, which reads the wide sum in place of the old one."""
     value = tirx.Var("value", str(wide.ty.dtype))
 
     def load(node: ir.TensorLoad) -> tirx.PrimExpr:
         return value if node.source.same_as(old) else node
 
-    def store(node: tirx.BufferStore) -> tirx.BufferStore:
-        # Read ahead of the choice between value and padding: under its condition, TVM would see a smaller box of the
-        # sum, whose start depends on the border again.
-        inside = tvm_ffi.structural_map(node.value, [(ir.TensorLoad, load)])
-        return tirx.BufferStore(
-            node.buffer, tirx.Let(value, wide[tuple(index)], inside), node.indices
-        )
+    # Read ahead of the choice between value and padding: under its condition, TVM would see a smaller box of the sum,
+    # whose start depends on the border again.
+    inside = tvm_ffi.structural_map(block.body.value, [(ir.TensorLoad, load)])
+    store = tirx.BufferStore(
+        block.body.buffer, tirx.Let(value, wide[tuple(index)], inside), block.body.indices
+    )
+    reads = [
+        tirx.BufferRegion(wide, _points(index)) if region.source.same_as(old) else region
+        for region in block.reads
+    ]
+    changed = s_tir.SBlock(
+        block.iter_vars, reads, block.writes, block.name_hint, store, block.init,
+        block.alloc_buffers, block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return _nest(changed, [int(iter_var.dom.extent) for iter_var in block.iter_vars])
 
-    def regions(block: s_tir.SBlock) -> s_tir.SBlock:
-        reads = [
-            tirx.BufferRegion(wide, _points(index)) if region.source.same_as(old) else region
-            for region in block.reads
-        ]
-        return s_tir.SBlock(
-            block.iter_vars, reads, block.writes, block.name_hint, block.body, block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
 
+def _replaced(
+    sch: s_tir.Schedule,
+    stmts: dict[s_tir.SBlock, list[tirx.Stmt]],
+    old: tirx.Var,
+    buffers: list[tirx.Var],
+) -> tirx.PrimFunc:
+    """The function with other statements for some blocks, and other buffers for one."""
+    func = sch.mod["main"]
+    root = root_block(func)
     out = []
     for stmt in tirx.stmt_list(root.body):
-        block = next(iter(_blocks(stmt)))
-        if block.same_as(body):
-            out.extend(stmts)
-        elif block.same_as(padding):
-            out.append(
-                tvm_ffi.structural_map(stmt, [(tirx.BufferStore, store), (s_tir.SBlock, regions)])
-            )
-        else:
-            out.append(stmt)
-    buffers = [buffer for buffer in root.alloc_buffers if not buffer.same_as(old)]
+        found = nodes_of(stmt, s_tir.SBlock)
+        out += next((new for block, new in stmts.items() if block.same_as(found[-1])), [stmt])
+    kept = [buffer for buffer in root.alloc_buffers if not buffer.same_as(old)]
     whole = s_tir.SBlock(
         [], [], [], root.name_hint, tirx.SeqStmt(out),
-        alloc_buffers=[*buffers, *swapped.values()], annotations=root.annotations,
+        alloc_buffers=[*kept, *buffers], annotations=root.annotations,
     )  # fmt: skip
     return func.with_body(s_tir.SBlockRealize([], True, whole))
-
-
-def _blocks(stmt: tirx.Stmt) -> list:
-    found: list = []
-    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, found.append))
-    return found
 
 
 def _axis(var: tirx.Var, extent: int, kind: int) -> tirx.IterVar:

@@ -111,9 +111,9 @@ def test_forms_that_have_templates_are_right_here_too(cuda, build, shapes, dtype
 
 def test_shared_memory_bounds_the_tile(cuda):
     build, shapes = TAKEN[0].values
-    target = cuda.target({"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 2048})
+    target = cuda.target({"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 4096})
     scheduled = cuda.template("fallback").apply(cuda.function(build, *shapes), target)
-    assert 0 < shared_bytes(scheduled) <= 2048
+    assert 0 < shared_bytes(scheduled) <= 4096
 
 
 @pytest.mark.nvcc
