@@ -111,5 +111,7 @@ def _check_number(field: str, value: object, least: float) -> None:
 
 def _as_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
     return (
-        tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(value)
+        tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, str)
+        else tuple(value)
     )

@@ -180,7 +180,11 @@ def schedule_contraction(
     else:
         sch.compute_inline(panel)
     sch.reverse_compute_at(epilogue, row_loop)
-    _vectorize_epilogue(sch, epilogue, tiles)
+    inner = _loops_inside(sch, epilogue, row_loop)
+    if math.prod(int(sch.get(loop).extent) for loop in inner) > tiles.vector * tiles.row:
+        return False  # TVM could not tell which part of a flattened axis the tile is
+    if inner:  # a tile of one element has no loop: the innermost is not its own
+        _vectorize_epilogue(sch, inner[-1], tiles)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])
@@ -193,11 +197,17 @@ def schedule_contraction(
     return True
 
 
-def _vectorize_epilogue(
-    sch: s_tir.Schedule, epilogue: s_tir.schedule.SBlockRV, tiles: Tiles
-) -> None:
+def _loops_inside(
+    sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, at: s_tir.schedule.LoopRV
+) -> list[s_tir.schedule.LoopRV]:
+    """The loops of a block that a loop around it holds."""
+    loops = sch.get_loops(block)
+    place = next(i for i, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(at)))
+    return list(loops[place + 1 :])
+
+
+def _vectorize_epilogue(sch: s_tir.Schedule, lane: s_tir.schedule.LoopRV, tiles: Tiles) -> None:
     """Take vectors of the tile that are stored wholly or not at all, where there are any."""
-    lane = sch.get_loops(epilogue)[-1]
     if not tiles.padded:
         sch.vectorize(lane)
         return

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import tvm_fusion as tf
+from tvm_fusion.compat import relax
 from tvm_fusion.config import BALANCES
 from tvm_fusion.testing.blocks import (
     csp_block,
@@ -23,7 +24,7 @@ from tvm_fusion.testing.blocks import (
     shuffle_unit,
     squeeze_excite,
 )
-from tvm_fusion.testing.modules import parallel_convs
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.plans import EAGER, graph_of, planned, solved
 from tvm_fusion.testing.synthetic_blocks import (
     conv3d_branches,
@@ -409,3 +410,13 @@ def test_every_strategy_is_chosen_somewhere():
     modules = (inception_module(), residual_block(size=14), parallel_convs(4), dense_norm_heads())
     chosen = {c.proposal.strategy for m in modules for c in solved(m, EAGER).chosen}
     assert chosen == {"vertical", "horizontal", "cross", "compound"}
+
+
+def test_padding_does_not_reach_a_concatenated_shortcut():
+    """Its channels are copied: there are no weights of its own to merge with the branches'."""
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8, 14, 14))
+    wide, narrow = b.conv("wide", x, 8, 3), b.conv("narrow", x, 8, 1)
+    module = b.finish(b.op("cat", relax.op.concat([x, wide, narrow], axis=1)))
+    forms = {g.options.get("form") for g in eager(module, balance="pad").groups}
+    assert "merged" not in forms

@@ -16,6 +16,7 @@ from tvm_fusion.schedules.cpu.templates import (
     CpuWindow,
 )
 
+import tvm_fusion as tf
 from tvm_fusion.compat import Target, relax, s_tir, tirx, tvm
 from tvm_fusion.testing.groups import (
     emit_joined,
@@ -24,6 +25,7 @@ from tvm_fusion.testing.groups import (
     run_on_cpu,
     with_group_function,
 )
+from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores, emit_split_store
 
 op = relax.op
@@ -549,3 +551,23 @@ def test_stages_are_put_back_as_they_were(name):
     check_numbers(
         mod, joined.without_attr("global_symbol"), inputs_of(shapes, "float32"), "float32"
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "kernel"),
+    [
+        (11, 13, 17, 1),
+        (13, 13, 17, 3),
+        (11, 7, 31, 1),
+        (17, 1, 97, 1),
+        (22, 13, 17, 1),
+        (11, 13, 13, 1),
+    ],
+)
+def test_channels_that_no_vector_divides(dtype, channels, height, width, kernel):
+    """A tile of one element has no loop of its own: the loop over the map must not be vectorised."""
+    b = ModuleBuilder(dtype, "NHWC")
+    module = b.finish(b.conv("conv", b.input("x", (1, height, width, 8)), channels, kernel))
+    report = tf.verify(module, "llvm", inputs=1)
+    assert report.passed, str(report)

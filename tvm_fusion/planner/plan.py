@@ -270,6 +270,11 @@ class Plan:
                 raise PlanError(
                     f"the branches of the plan's {group.id} are not of its nodes; plan again"
                 )
+            parts = {node for part in group.parts for node in part.nodes}
+            if not parts <= set(group.nodes):
+                raise PlanError(
+                    f"the parts of the plan's {group.id} are not of its nodes; plan again"
+                )
             if len(group.nodes) != len(group.operators):
                 raise PlanError(f"the plan's {group.id} has other nodes than operators; plan again")
 

@@ -76,7 +76,10 @@ class Cross(Strategy):
         options = {"form": "partitioned" if tree.kind == "concat" else "joined", "join": tree.kind}
         if shortcut:
             options["shortcut"] = "identity"
-        options |= balance(graph, config, branches, tree.kind)
+        chosen = balance(graph, config, branches, tree.kind)
+        if tree.kind == "concat" and operands and chosen.get("balance") == "pad":
+            chosen = {}  # a concatenated shortcut has no weights to merge with the others'
+        options |= chosen
         yield from _with_tails(graph, config, branches, tree, options)
         # What an earlier anchor's epilogue can hold is left to it: there it is computed once.
         held = {n for sets in anchor_epilogues(graph, config).values() for n in sets[-1]}
