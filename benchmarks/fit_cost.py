@@ -92,8 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     device = DEVICES[options.arch]
     for path in options.tables:
-        rows = [r for r in read_table(path)[1] if r["measured_us"]]
-        print(f"{path.name}: {len(rows)} kernels")
+        meta, rows = read_table(path)
+        rows = [r for r in rows if r["measured_us"]]
+        print(f"{path.name}: {len(rows)} kernels, predicted by the model of {meta['commit']}")
         for strategy in sorted({r["strategy"] for r in rows}):
             some = [r for r in rows if r["strategy"] == strategy]
             predicted = [r["predicted_us"] for r in some]

@@ -97,10 +97,12 @@ def explain(
     InvalidModelError, TargetError
         If the module or the target is not usable.
     """
-    graph, solution = solve_module(_canonical(mod), parse_target(target), config or FusionConfig())
+    config = config or FusionConfig()
+    graph, solution = solve_module(_canonical(mod), parse_target(target), config)
+    decided = graph, solution.chosen, solution.considered
     if node is None:
-        return explain_model(graph, solution.chosen, solution.considered)
-    return explain_node(graph, solution.chosen, solution.considered, node)
+        return explain_model(*decided, config.strategies)
+    return explain_node(*decided, node, config.strategies)
 
 
 def compile(

@@ -68,7 +68,7 @@ class FusionConfig:
     max_shared_memory: int | None = None
     max_registers: int | None = None
     min_occupancy: float = 0.125
-    max_build_seconds: float = 20.0
+    max_build_seconds: float = 10.0
     deny: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

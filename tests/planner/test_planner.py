@@ -270,3 +270,10 @@ def test_a_plan_of_another_model_is_refused():
     other = graph_of(random_module(1))
     with pytest.raises(PlanError, match="which the model lacks"):
         proposals_of(plan, other)
+
+
+def test_a_strategy_that_was_not_asked_for_is_named():
+    """Not a missing template: vertical fusion would join them."""
+    module = parallel_convs(1, relu=True, spatial=8)
+    for strategies, reasons in (("cross", {"denied"}), ("vertical", set())):
+        assert {r.reason for r in planned(module, strategies=strategies).rejected} == reasons

@@ -53,10 +53,10 @@ def expression_size(graph: DataflowGraph, operators: Iterable[str]) -> int:
     return total + sum(size[name] for name in inside if name not in read)
 
 
-#: Seconds that nvcc takes for any kernel; for each operator; for each anchor; and for each
-#: operation of the expressions. Fitted to kernels of the ONNX light models, and of chains of
-#: ``erf(x) + sigmoid(x)`` (24 operators: 1.5 s, 36: 74 s) on one core of a common server.
-_ANY, _PER_OPERATOR, _PER_ANCHOR, _PER_OPERATION = 1.2, 0.02, 0.6, 0.0045
+#: Seconds that nvcc 13 takes for any kernel, for each anchor, and for each squared operation of the
+#: expressions. From chains of ``erf(x) + sigmoid(x)`` (765 operations: 0.6 s, 1,533: 1.1 s,
+#: 3,069: 2.9 s, 12,285: over a minute) and 1 to 8 convolutions joined in registers (0.4 to 1.1 s).
+_ANY, _PER_ANCHOR, _PER_SQUARE = 0.35, 0.1, 3e-7
 
 
 def build_seconds(graph: DataflowGraph, operators: Iterable[str], anchors: int = 0) -> float:
@@ -71,6 +71,5 @@ def build_seconds(graph: DataflowGraph, operators: Iterable[str], anchors: int =
     anchors : int
         Anchors that are compiled, merged ones once.
     """
-    names = tuple(operators)
-    size = expression_size(graph, names)
-    return _ANY + _PER_OPERATOR * len(names) + _PER_ANCHOR * anchors + _PER_OPERATION * size
+    size = expression_size(graph, operators)
+    return _ANY + _PER_ANCHOR * anchors + _PER_SQUARE * size * size

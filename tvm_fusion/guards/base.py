@@ -41,7 +41,7 @@ REASONS: Mapping[str, str] = {
     "parts_better": "the parts, fused on their own, are predicted faster",
     "overlaps_better": "an operator already belongs to a better group",
     "numerics": "the result differs from the reference by more than the tolerance",
-    "denied": "forbidden by the user",
+    "denied": "forbidden by the user, or its strategy was not asked for",
 }
 
 

@@ -85,6 +85,7 @@ class Footprint:
 
 
 def result_size(graph: DataflowGraph, proposal: Proposal) -> int:
+    """Elements of a group's largest result."""
     return max(
         (graph.tensors[t].size for t in graph.external_outputs(proposal.operators)), default=1
     )

@@ -6,6 +6,7 @@ from ..config import FusionConfig
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
+from ..strategies.horizontal import kernel_size
 from .base import ACCEPTED, Guard, Verdict
 
 
@@ -14,8 +15,8 @@ class TemplatePairs(Guard):
 
     The second anchor must read, for each of its outputs, the first one's at the same position (a
     1x1 convolution, a matrix product): anything else would recompute whole windows of all channels.
-    A depthwise convolution of a 1x1 convolution's result has a template too, but was measured 5 to 20
-    times slower than two kernels (benchmarks/results/kernels-h200-forms.json), and is not proposed.
+    A depthwise convolution of a 1x1 convolution's result has a template too, but was measured 2 to 12
+    times slower than both alone (benchmarks/results/h200-forms.md), and is refused.
     """
 
     reason = "no_template"
@@ -44,22 +45,13 @@ def pair_has_template(graph: DataflowGraph, first: Operator, second: Operator) -
     return is_pointwise(graph, second)
 
 
-def kernel_extents(graph: DataflowGraph, conv: Operator) -> tuple[int, ...]:
-    """Spatial extents of a convolution's kernel."""
-    layout = str(conv.attrs.get("kernel_layout", "OIHW"))
-    shape = graph.tensors[conv.inputs[1]].shape
-    return tuple(
-        extent or 1 for axis, extent in zip(layout, shape, strict=False) if axis not in "OI"
-    )
-
-
 def is_pointwise(graph: DataflowGraph, conv: Operator) -> bool:
     """Whether a convolution is 1x1, dense, without stride and padding."""
     plain = all(int(s) == 1 for s in conv.attrs.get("strides") or (1,)) and not any(
         int(p) for p in conv.attrs.get("padding") or (0,)
     )
     dense = int(conv.attrs.get("groups", 1) or 1) == 1
-    return plain and dense and all(e == 1 for e in kernel_extents(graph, conv))
+    return plain and dense and all(e == 1 for e in kernel_size(graph, conv))
 
 
 def is_depthwise(graph: DataflowGraph, conv: Operator) -> bool:
@@ -73,5 +65,5 @@ def describe(graph: DataflowGraph, operator: Operator) -> str:
     """An operator in words: type, and kernel size of a convolution."""
     if not operator.op.startswith("conv"):
         return operator.op
-    size = "x".join(map(str, kernel_extents(graph, operator)))
+    size = "x".join(map(str, kernel_size(graph, operator)))
     return f"{size} {'depthwise ' if is_depthwise(graph, operator) else ''}{operator.op}"

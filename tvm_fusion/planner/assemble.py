@@ -76,7 +76,7 @@ def describe(
         group = _group(graph, device, name, candidate)
         hot = solution.heat.is_hot(candidate.operators)
         groups.append(dataclasses.replace(group, hot=hot, priority=priority[index]))
-    rejected = refusals(graph, chosen, solution.considered)
+    rejected = refusals(graph, chosen, solution.considered, solution.strategies)
     return Plan(
         model=model,
         target=target,

@@ -86,8 +86,11 @@ class Rates:
     crowd: int = 6
 
 
-#: Fitted on one H200 (``benchmarks/fit_cost.py``, benchmarks/results/kernels-h200.json); the shares
-#: are taken for all GPUs, whose peaks the device table has.
+#: For one H200, taken for all GPUs, whose peaks the device table has. ``compute``, ``step`` and
+#: ``saturation`` were chosen with ``benchmarks/fit_cost.py``; ``memory``, ``latency`` and ``forms``
+#: by hand from the same tables (benchmarks/results/kernels-h200.json, kernels-h200-forms.json);
+#: ``crowding`` so that 12 members lose about 8 % against twice 6 (project sources; measured: -23 to
+#: 85 %, h200-kernels.md).
 GPU_RATES = Rates(
     memory=0.85,
     compute={
@@ -191,6 +194,8 @@ def kernel_seconds(
         Bytes to and from device memory.
     kind : str
         What its anchors are (see `Rates`).
+    dtype : str
+        Element type.
     form : str
         How members share the kernel; empty for none.
     members : int

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..config import STRATEGIES
 from ..errors import UnknownNodeError
 from ..graph.dataflow import DataflowGraph, Operator
 from ..guards.base import REASONS
@@ -33,7 +34,10 @@ MAX_ALTERNATIVES, MAX_EXAMPLES = 10, 3
 
 
 def explain_model(
-    graph: DataflowGraph, chosen: Sequence[Candidate], considered: Sequence[Candidate]
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    considered: Sequence[Candidate],
+    strategies: Sequence[str] = STRATEGIES,
 ) -> ModelExplanation:
     """Sum up why a model is fused as it is.
 
@@ -43,8 +47,10 @@ def explain_model(
         The model.
     chosen, considered : sequence of Candidate
         The groups that were taken, and every candidate (see ``planner.solve``).
+    strategies : sequence of str
+        Those that were asked for.
     """
-    rejected = refusals(graph, chosen, considered)
+    rejected = refusals(graph, chosen, considered, strategies)
     found: dict[tuple[str, str], list[Rejection]] = {}
     for entry in rejected:
         found.setdefault((entry.reason, entry.outcome), []).append(entry)
@@ -65,7 +71,11 @@ def explain_model(
 
 
 def explain_node(
-    graph: DataflowGraph, chosen: Sequence[Candidate], considered: Sequence[Candidate], node: str
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    considered: Sequence[Candidate],
+    node: str,
+    strategies: Sequence[str] = STRATEGIES,
 ) -> NodeExplanation:
     """Explain one node: which groups it could have joined and what stopped each.
 
@@ -78,6 +88,8 @@ def explain_node(
     node : str
         Name of an operator, or of a node of the user's model, which may have become several
         operators.
+    strategies : sequence of str
+        Those that were asked for.
 
     Raises
     ------
@@ -85,7 +97,7 @@ def explain_node(
         If the model has no such node; the message names similar ones.
     """
     operators = find_operators(graph, node)
-    rejected = {entry.nodes: entry for entry in refusals(graph, chosen, considered)}
+    rejected = {entry.nodes: entry for entry in refusals(graph, chosen, considered, strategies)}
     names = group_ids(chosen)
     return NodeExplanation(
         node,

@@ -51,6 +51,8 @@ class Solution:
         The model family.
     heat : Heat
         Hot and cold operators.
+    strategies : tuple of str
+        Those that were asked for.
     """
 
     chosen: list[Candidate]
@@ -58,6 +60,7 @@ class Solution:
     search: Search
     preset: str
     heat: Heat
+    strategies: tuple[str, ...]
 
 
 def solve(
@@ -129,7 +132,7 @@ def solve(
         result.regions, result.exact_regions, result.bounded_regions,
         round((result.upper_bound - result.saving) / _PER_MICROSECOND, 4),
     )  # fmt: skip
-    return Solution(chosen, most_specific(considered), found, preset, heat)
+    return Solution(chosen, most_specific(considered), found, preset, heat, config.strategies)
 
 
 def search(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..config import STRATEGIES
 from ..graph.dataflow import DataflowGraph, Operator
 from ..guards import Verdict
 from ..guards.template_pairs import describe, pair_has_template
@@ -22,9 +23,15 @@ CANDIDATE_INTENSITY = 10.0
 
 
 def refusals(
-    graph: DataflowGraph, chosen: Sequence[Candidate], considered: Sequence[Candidate]
+    graph: DataflowGraph,
+    chosen: Sequence[Candidate],
+    considered: Sequence[Candidate],
+    strategies: Sequence[str] = STRATEGIES,
 ) -> tuple[Rejection, ...]:
-    """Explain every branch set and every edge between working operators that is not inside a group."""
+    """Explain every branch set and every edge between working operators that is not inside a group.
+
+    ``strategies`` are those that were asked for.
+    """
     owner = {name: i for i, c in enumerate(chosen) for name in c.operators}
     out = list(_branch_sets(graph, owner, considered))
     covering = _by_pair(graph, considered)
@@ -41,6 +48,11 @@ def refusals(
                 if best
                 else explain_edge(graph, chosen, owner, producer, consumer)
             )
+            chain = verdict.reason == "no_template" and consumer.pattern in POINTWISE
+            if chain and "vertical" not in strategies:
+                pair = f"{producer.name} and {consumer.name}"
+                detail = f"vertical fusion, which would join {pair}, was not asked for"
+                verdict = Verdict("unsupported", "denied", {"strategy": "vertical"}, detail)
             out.append(_rejection(strategy, (producer.name, consumer.name), verdict))
     return tuple(out)
 

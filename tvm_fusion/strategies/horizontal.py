@@ -23,9 +23,6 @@ from .base import Proposal, Strategy, depth_of
 from .branches import JOINS, Branch, Join, find_branches, find_joins
 from .growth import POINTWISE, grow_epilogue
 
-#: The forms above, as plans and annotations name them.
-FORMS: tuple[str, ...] = ("collapsed", "merged", "joined", "elementwise", "partitioned")
-
 #: Anchors whose members can be merged by concatenating weights along output channels.
 MERGEABLE = ("conv2d", "matmul")
 _CONV_FIELDS = ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout")

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import tvm_ffi
 
+from ..build.cuda_source import cuda_source as generate
 from ..compat import Target, tirx, tvm
 from ..errors import CompilerError
 from ._cuda_shim import SHIM
@@ -83,20 +84,8 @@ def cuda_source(func: tirx.PrimFunc, target: Target) -> str:
     target : Target
         A CUDA target.
     """
-    name = "tvm_callback_cuda_compile"
-    real = tvm.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda code: b"not compiled", override=True)
-    try:
-        named = func.with_attrs({"global_symbol": "main", "tirx.is_scheduled": True})
-        built = tvm.compile(tvm.IRModule({"main": named}), target=target)
-    finally:
-        tvm_ffi.register_global_func(name, real, override=True)
-    return "\n".join(_sources(built.mod))
-
-
-def _sources(module) -> list[str]:
-    own = [module.inspect_source()] if module.kind == "cuda" else []
-    return own + [source for part in module.imports for source in _sources(part)]
+    named = func.with_attrs({"global_symbol": "main", "tirx.is_scheduled": True})
+    return generate(tvm.IRModule({"main": named}), target)
 
 
 def kernels(source: str) -> list[str]:

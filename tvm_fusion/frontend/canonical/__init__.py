@@ -125,7 +125,11 @@ _REMEMBERED = 256
 
 
 def _digest(mod: tvm.IRModule) -> int:
-    """Hash of a module's structure; weights do not count, since no pass depends on most of them."""
+    """Hash of a module's structure without its weights, which would take longer to hash.
+
+    Of two modules of one structure the second may hold a multiplication by ones that the first
+    does not; it then stays, which is right and only slower.
+    """
     return structural_hash(mod, skip_tensor_content=True)
 
 
