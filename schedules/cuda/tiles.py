@@ -16,15 +16,7 @@ from collections.abc import Sequence
 
 from ..analysis import dtype_bytes
 from ..base import Limits
-
-#: Multiply-adds in the time of one load from shared memory, and of copying one element into it.
-_SHARED_LOAD, _COPY = 2.0, 12.0
-
-#: The same for the two barriers of a slice.
-_BARRIER = 40.0
-
-#: Threads of a multiprocessor that hide each other's latency; more add little.
-_BUSY_THREADS = 512
+from .model import BARRIER, BUSY_THREADS, COPY, SHARED_LOAD
 
 #: Accumulators of a thread, so that operands and addresses fit beside them in 255 (128 at full speed) registers.
 ACCUMULATORS = 64
@@ -245,7 +237,7 @@ def _slices(
 ) -> tuple[tuple[tuple[int, ...], ...], float] | None:
     """Steps of every anchor, and the factor by which what they take in shared memory keeps other blocks out."""
     # As many blocks as hide each other's latency get equal shares.
-    fair = bounds.resident_shared_bytes * threads // _BUSY_THREADS
+    fair = bounds.resident_shared_bytes * threads // BUSY_THREADS
     exchanged = problem.exchanged(sizes)
     for room in (min(fair, bounds.shared_bytes), bounds.shared_bytes):
         # Anchors run one after the other, and TVM lets their slices share space.
@@ -319,11 +311,11 @@ def _cost(
         _anchor_cost(problem, anchor, sizes, registers, step, threads)
         for anchor, step in zip(problem.anchors, steps, strict=True)
     )
-    # A multiprocessor works at full rate from _BUSY_THREADS on, below that in proportion.
-    resident = max(1, _BUSY_THREADS // threads)
+    # A multiprocessor works at full rate from BUSY_THREADS on, below that in proportion.
+    resident = max(1, BUSY_THREADS // threads)
     waves = -(-blocks // (bounds.multiprocessors * resident))
     last = min(blocks, bounds.multiprocessors * resident)
-    busy = min(_BUSY_THREADS, -(-last // bounds.multiprocessors) * threads)
+    busy = min(BUSY_THREADS, -(-last // bounds.multiprocessors) * threads)
     return waves * per_thread * max(busy, 4 * bounds.warp)
 
 
@@ -345,8 +337,8 @@ def _anchor_cost(
         loads += kept
         elements, run = _footprint(problem, operand, sizes, steps)
         copied += elements * (1 + 8 / run)
-    work = math.prod(steps) * (math.prod(registers) + _SHARED_LOAD * loads)
+    work = math.prod(steps) * (math.prod(registers) + SHARED_LOAD * loads)
     slices = math.prod(
         -(-extent // step) for extent, step in zip(anchor.reduced, steps, strict=True)
     )
-    return slices * (work + _COPY * copied / threads + _BARRIER)
+    return slices * (work + COPY * copied / threads + BARRIER)
