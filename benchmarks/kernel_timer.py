@@ -1,8 +1,7 @@
 """Build one PrimFunc alone and time it: on CUDA through a CUDA graph, on a CPU by TVM's evaluator.
 
 A CUDA graph of many launches of one kernel shows what the kernel takes on the device, its launch
-inside a graph included, without the host's speed. The driver is called through ctypes, so that no
-other package is needed.
+inside a graph included, without the host's speed.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
+from cuda_driver import Driver
 
 from tvm_fusion.build.executable import device_sources
 from tvm_fusion.build.inputs import numpy_dtype
@@ -25,10 +25,6 @@ _KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w
 
 #: Bytes to which arguments are aligned; TVM promises its kernels less.
 _ALIGN = 256
-#: Functions of the driver that ``cuda.h`` renames to ``…_v2``.
-_SECOND_VERSION = frozenset(
-    ("cuMemAlloc", "cuMemFree", "cuMemcpyHtoD", "cuStreamBeginCapture", "cuEventElapsedTime")
-)
 #: Largest graph: nodes of a warm measurement, and argument sets of a cold one.
 _MAX_NODES, _MAX_SETS = 400, 1000
 
@@ -115,36 +111,6 @@ class RawTensor:
             [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
         )
         return make(ctypes.addressof(self._tensor), b"dltensor", None)
-
-
-class Driver:
-    """The few calls of the CUDA driver that graphs and function attributes need."""
-
-    def __init__(self) -> None:
-        self._lib = ctypes.CDLL("libcuda.so.1")
-
-    def __call__(self, name: str, *args: Any) -> None:
-        """Call a function of the driver.
-
-        Raises
-        ------
-        RuntimeError
-            With the name of the call, if it fails.
-        """
-        code = self._function(name)(*args)
-        if code:
-            raise RuntimeError(f"CUDA error {code} in {name}")
-
-    def _function(self, name: str) -> Any:
-        # Where there is a second version, cuda.h means that one; old drivers lack some.
-        newer = getattr(self._lib, f"{name}_v2", None) if name in _SECOND_VERSION else None
-        return newer or getattr(self._lib, name)
-
-    def handle(self, name: str, *args: Any) -> ctypes.c_void_p:
-        """Call a function whose first argument takes a handle, and return that."""
-        out = ctypes.c_void_p()
-        self(name, ctypes.byref(out), *args)
-        return out
 
 
 class CudaTimer:

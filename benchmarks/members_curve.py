@@ -117,11 +117,15 @@ def _chosen(plan: Plan) -> str:
 
 
 def points(
-    sizes: Sequence[int], dtypes: Sequence[str], members: Sequence[int], target: Any
+    sizes: Sequence[int],
+    dtypes: Sequence[str],
+    members: Sequence[int],
+    target: Any,
+    cases: Sequence[str] = tuple(CASES),
 ) -> Iterator[Point]:
     """Yield every point of the curve."""
     for dtype in dtypes:
-        for case in CASES:
+        for case in cases:
             for size in sizes:
                 for count in members:
                     yield point(case, size, dtype, count, target)
@@ -158,15 +162,17 @@ def main() -> None:
     parser.add_argument("--target", default="cuda:sm_90")
     parser.add_argument("--dtype", action="append", help="repeatable; default: float32 and float16")
     parser.add_argument("--size", type=int, action="append", help="repeatable; default: 128 and 14")
+    parser.add_argument(
+        "--case", choices=list(CASES), action="append", help="repeatable; default: all"
+    )
     parser.add_argument("--members", type=int, nargs="*", default=list(range(2, 13)))
     parser.add_argument("--times", type=Path, help="measured kernels, written by kernel_times.py")
     parser.add_argument("--save", type=Path, help="write the kernels for kernel_times.py --load")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
     target = parse_target(args.target)
-    found = list(
-        points(args.size or [128, 14], args.dtype or ["float32", "float16"], args.members, target)
-    )
+    sizes, dtypes = args.size or [128, 14], args.dtype or ["float32", "float16"]
+    found = list(points(sizes, dtypes, args.members, target, args.case or list(CASES)))
     kernels = {k.row["hash"]: k for p in found for ks in p.kernels.values() for k in ks}
     if args.save:
         save_kernels(args.save, list(kernels.values()))
