@@ -1,9 +1,18 @@
 """Schedule templates: one idea per file, tried in order, a legal fallback last.
 
-``schedule(func, target)`` is the only call that the rest of the package needs; ``register`` adds a template.
+``schedule(func, target)`` is the only call that the rest of the package needs; ``register`` adds a template, and inside
+``remembering()`` equal functions are scheduled once.
 """
 
 from .base import Limits, ScheduleTemplate, limits
-from .registry import register, schedule, templates
+from .registry import register, remembering, schedule, templates
 
-__all__ = ["Limits", "ScheduleTemplate", "limits", "register", "schedule", "templates"]
+__all__ = [
+    "Limits",
+    "ScheduleTemplate",
+    "limits",
+    "register",
+    "remembering",
+    "schedule",
+    "templates",
+]

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import logging
 import re
+from collections.abc import Iterator
 
 import tvm_ffi
 
-from ..compat import Target, s_tir, tirx
+from ..compat import Target, s_tir, structural_equal, structural_hash, tirx
 from ..errors import LoweringError
 from .base import ScheduleTemplate
 
 _LOG = logging.getLogger(__name__)
 _TEMPLATES: dict[str, ScheduleTemplate] = {}
+
+#: What was scheduled inside `remembering`, by hash and target: the function with its result or error.
+_Known = dict[tuple[int, str], list[tuple[tirx.PrimFunc, "tuple[tirx.PrimFunc, str] | str"]]]
+_KNOWN: contextvars.ContextVar[_Known | None] = contextvars.ContextVar("known", default=None)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Schedule equal functions once inside a ``with``.
+
+    One compilation meets a function up to three times: when its registers are asked for, when it is
+    verified, and when the model is built.
+    """
+    token = _KNOWN.set({}) if _KNOWN.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _KNOWN.reset(token)
 
 
 def register(template: ScheduleTemplate, *, before: str | None = None) -> ScheduleTemplate:
@@ -83,6 +105,24 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     LoweringError
         If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
     """
+    known = _KNOWN.get()
+    if known is None:
+        return _schedule(func, target)
+    twins = known.setdefault((structural_hash(func), str(target)), [])
+    found = next((result for twin, result in twins if structural_equal(twin, func)), None)
+    if found is None:
+        try:
+            found = _schedule(func, target)
+        except LoweringError as error:
+            found = str(error)
+        twins.append((func, found))
+    if isinstance(found, str):
+        raise LoweringError(found)
+    return found
+
+
+def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+    """Schedule a function that has not been met yet."""
     named = _with_legal_names(func)
     for template in templates(target):
         try:

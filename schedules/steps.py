@@ -58,7 +58,7 @@ def inline_injective(sch: s_tir.Schedule, keep: Collection[str] = ()) -> Structu
         The structure of what is left.
     """
     for block in structure(sch).blocks:
-        staged = block.writes[0].scope != "global"
+        staged = any(region.scope != "global" for region in block.writes)
         if block.is_injective and not block.is_output and not staged and block.name not in keep:
             sch.compute_inline(block.handle)
     return structure(sch)

@@ -15,6 +15,7 @@ from .frontend.canonical import canonicalize
 from .planner.explain import explain_model, explain_node
 from .planner.explanation import ModelExplanation, NodeExplanation
 from .planner.plan import Plan, Rejection
+from .schedules import remembering
 from .targets import parse_target, runnable
 from .transform.fuse import plan_module, solve_module
 from .transform.strip_fusion import is_group
@@ -157,15 +158,22 @@ def compile(
         raise PlanError(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
         )
-    if plan is None and resolved.kind.name == "cuda":
-        # What the compiler says of registers and spills is part of the decision.
-        compiler = KernelCompiler(canonical, resolved)
-        decide = config or FusionConfig()
-        plan = plan_module(canonical, resolved, decide, model=name, compiler=compiler)
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
-    return compile_model(
-        canonical, resolved, plan=plan, config=config, strict=strict, checker=checker, model=name
-    )
+    with remembering():
+        if plan is None and resolved.kind.name == "cuda":
+            # What the compiler says of registers and spills is part of the decision.
+            compiler = KernelCompiler(canonical, resolved)
+            decide = config or FusionConfig()
+            plan = plan_module(canonical, resolved, decide, model=name, compiler=compiler)
+        return compile_model(
+            canonical,
+            resolved,
+            plan=plan,
+            config=config,
+            strict=strict,
+            checker=checker,
+            model=name,
+        )
 
 
 def _canonical(mod: tvm.IRModule) -> tvm.IRModule:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from tvm import relax, te
-from tvm_fusion.schedules import ScheduleTemplate, limits, register, registry, schedule, templates
+from tvm_fusion.schedules import (
+    ScheduleTemplate,
+    limits,
+    register,
+    registry,
+    remembering,
+    schedule,
+    templates,
+)
 
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.targets import parse_target
@@ -75,6 +83,46 @@ def test_schedule_keeps_attributes_and_leaves_the_function_untouched(cuda):
     assert scheduled.attrs["tvm_fusion.strategy"] == "vertical"
     assert "global_symbol" not in scheduled.attrs
     assert func.script() == text
+
+
+class Counts(Refuses):
+    """Notes what it is asked for."""
+
+    name = "counts"
+
+    def __init__(self):
+        self.asked = 0
+
+    def apply(self, func, target, tunable=False):
+        """Count."""
+        self.asked += 1
+
+
+def test_equal_functions_are_scheduled_once_inside_remembering(cuda, unchanged):
+    counts = register(Counts(), before="elementwise")
+    target, older = parse_target("cuda:sm_90"), parse_target("cuda:sm_80")
+    func, twin = (cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (4, 8)) for _ in "ab")
+    other = cuda.function(lambda e, x: e(relax.op.tanh(x)), (4, 8))
+    with remembering(), remembering():
+        first, name = schedule(func, target)
+        again, same = schedule(twin, target)
+        assert counts.asked == 1 and name == same and first.same_as(again)
+        schedule(other, target)
+        schedule(func, older)
+        assert counts.asked == 3
+    schedule(func, target)
+    assert counts.asked == 4
+
+
+def test_a_refusal_is_remembered_too(cuda, unchanged):
+    func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (4, 8))
+    registry._TEMPLATES.clear()
+    counts = register(Counts())
+    with remembering():
+        for _ in range(2):
+            with pytest.raises(LoweringError, match="leave it ungrouped"):
+                schedule(func, parse_target("cuda:sm_90"))
+    assert counts.asked == 1
 
 
 def test_no_template_is_an_error_that_says_what_to_do(cuda, unchanged):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable
 
@@ -12,6 +13,9 @@ from ..compat import Target, tvm
 from ..planner.plan import Plan
 from .inputs import random_array
 from .model import compile_model, unfused_plan
+
+#: Least seconds of one measurement: shorter ones show the clock and the launch rather than the model.
+_MEASUREMENT = 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +60,9 @@ def compare(
 ) -> BenchResult:
     """Time a plan against one kernel per operator.
 
-    Both sides come from the same canonical module and the same templates, and take turns, so that a
-    drifting clock touches both.
+    Both sides come from the same canonical module and the same templates, run in the same way (on
+    a GPU as CUDA graphs, or both without if one of them cannot) and take turns, so that a drifting
+    clock touches both.
 
     Parameters
     ----------
@@ -79,10 +84,15 @@ def compare(
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
     times: list[list[float]] = [[], []]
     for side in sides:
-        side.time(*arrays)  # warm up: first calls allocate and load
+        side.time(*arrays)  # warm up: first calls allocate, load and capture
+    if not all(side.cuda_graph for side in sides):
+        for side in sides:
+            side.cuda_graph = False
+    slowest = max(min(side.time(*arrays)) for side in sides)
+    number = max(1, math.ceil(_MEASUREMENT / max(slowest, 1e-6)))
     for i in range(repeat):
         for k, side in enumerate(sides):
-            times[k] += side.time(*arrays, repeat=1)
+            times[k] += side.time(*arrays, number=number, repeat=1)
         if progress:
             progress(i + 1, repeat)
     fused, unfused = (statistics.median(t) for t in times)

@@ -10,10 +10,10 @@ import tvm_ffi
 from ..compat import Target, tvm
 
 #: Through this function TVM's code generator asks for machine code.
-_HOOK = "tvm_callback_cuda_compile"
+COMPILE_HOOK = "tvm_callback_cuda_compile"
 
 #: The hook is global to the process.
-_LOCK = threading.Lock()
+HOOK_LOCK = threading.Lock()
 
 
 def cuda_source(mod: tvm.IRModule, target: Target) -> str:
@@ -31,15 +31,15 @@ def cuda_source(mod: tvm.IRModule, target: Target) -> str:
     str
         Source of all kernels; the kernel of a function ``f`` is named ``f_kernel``.
     """
-    with _LOCK:
-        real = tvm.get_global_func(_HOOK)
-        tvm_ffi.register_global_func(_HOOK, lambda code: b"not compiled", override=True)
+    with HOOK_LOCK:
+        real = tvm.get_global_func(COMPILE_HOOK)
+        tvm_ffi.register_global_func(COMPILE_HOOK, lambda code: b"not compiled", override=True)
         try:
             config = {"tirx.use_async_copy": True}
             with tvm.transform.PassContext(opt_level=3, config=config):
                 built = tvm.compile(mod, target=target)
         finally:
-            tvm_ffi.register_global_func(_HOOK, real, override=True)
+            tvm_ffi.register_global_func(COMPILE_HOOK, real, override=True)
     return "\n".join(device_sources(built.mod))
 
 

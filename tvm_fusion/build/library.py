@@ -1,8 +1,9 @@
 """Library files: written with a checksum, checked before they are loaded.
 
-The dynamic loader crashes the process on a damaged library. A trailer after the ELF image, which
-loaders ignore, holds a checksum of it; a file without a matching one is refused. Plain TVM loads
-the file as it is.
+The dynamic loader crashes the process on a damaged library. What follows the ELF image is ignored by
+loaders: machine code of the CUDA sources that the library holds (`machine_code`), the length of that,
+and a checksum of everything before; a file without a matching one is refused. Plain TVM loads the
+file as it is.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import Any
 
 from ..compat import silent_native, tvm
 from ..errors import CompilerError, InvalidModelError, TargetError
+from .machine_code import Cubins, fits, known_code
 
-_MARK = b"tvm_fusion sha256 "
-_TRAILER = len(_MARK) + hashlib.sha256().digest_size
+_MARK = b"tvm_fusion sha256 2 "
+_DIGEST = hashlib.sha256().digest_size
+_LENGTH, _ARCH = 8, 16
+_TRAILER = len(_MARK) + _DIGEST
 
 
-def export_library(executable: Any, path: str | Path) -> None:
+def export_library(
+    executable: Any, path: str | Path, cubins: Cubins | None = None, arch: str = ""
+) -> None:
     """Write a shared library and its checksum.
 
     Parameters
@@ -30,6 +36,10 @@ def export_library(executable: Any, path: str | Path) -> None:
         The compiled model.
     path : str or Path
         File to write.
+    cubins : mapping of bytes to bytes, optional
+        Machine code by digest of the CUDA source that it was made of.
+    arch : str
+        What that code is for.
 
     Raises
     ------
@@ -51,6 +61,12 @@ def export_library(executable: Any, path: str | Path) -> None:
             raise CompilerError(
                 f"the library cannot be linked: {str(err).strip().splitlines()[-1]}"
             ) from err
+        code = arch.encode().ljust(_ARCH) + b"".join(
+            key + len(cubin).to_bytes(_LENGTH, "little") + cubin
+            for key, cubin in (cubins or {}).items()
+        )
+        with made.open("ab") as file:
+            file.write(code + len(code).to_bytes(_LENGTH, "little"))
         digest = _digest(made, 0)
         with made.open("ab") as file:
             file.write(_MARK + digest)
@@ -68,6 +84,8 @@ def load_library(path: str | Path) -> Any:
         If the file is damaged, or not a library that this package exported.
     TargetError
         If it needs CUDA and this machine has none.
+    CompilerError
+        If it holds CUDA source only, and this machine has no compiler for it.
     """
     file = Path(path)
     if not file.is_file():
@@ -87,16 +105,40 @@ def load_library(path: str | Path) -> Any:
             f"{file} is damaged, or not from `tvm-fusion compile`; compile it again"
         )
     try:
-        with silent_native():
+        with silent_native(), known_code(_cubins(file)):
             return tvm.runtime.load_module(str(file.resolve()))
     except RuntimeError as err:
-        if "cuda" in str(err):
+        if "cuda" in str(err).lower() and tvm.cuda(0).exist:
+            raise CompilerError(
+                f"{file} holds CUDA source that this machine cannot compile "
+                f"({str(err).strip().splitlines()[-1]}); compile the model again where nvcc is installed"
+            ) from err
+        if "cuda" in str(err).lower():
             raise TargetError(
                 f"{file} is compiled for CUDA, which this machine lacks; compile it for llvm"
             ) from err
         raise InvalidModelError(
             f"{file} cannot be loaded here: {str(err).strip().splitlines()[-1]}"
         ) from err
+
+
+def _cubins(path: Path) -> dict[bytes, bytes]:
+    """Machine code of a checked library that runs on this machine's GPU, by digest of its source."""
+    device = tvm.cuda(0)
+    if not device.exist:
+        return {}
+    found: dict[bytes, bytes] = {}
+    with path.open("rb") as stream:
+        stream.seek(-_TRAILER - _LENGTH, os.SEEK_END)
+        end = stream.tell()
+        left = int.from_bytes(stream.read(_LENGTH), "little")
+        stream.seek(end - left)
+        if not fits(stream.read(_ARCH).decode().strip(), device.compute_version):
+            return {}
+        while stream.tell() < end:
+            key = stream.read(_DIGEST)
+            found[key] = stream.read(int.from_bytes(stream.read(_LENGTH), "little"))
+    return found
 
 
 def _digest(path: Path, trailer: int) -> bytes:

@@ -82,6 +82,58 @@ def find_nvcc() -> str:
     )
 
 
+def has_nvcc() -> bool:
+    """Whether `find_nvcc` finds one."""
+    try:
+        find_nvcc()
+    except CompilerError:
+        return False
+    return True
+
+
+def assemble(source: str, arch: str) -> tuple[bytes, str]:
+    """Compile CUDA source to machine code.
+
+    Parameters
+    ----------
+    source : str
+        CUDA source as TVM generates it.
+    arch : str
+        Arch such as ``"sm_90a"``.
+
+    Returns
+    -------
+    cubin : bytes
+        The machine code.
+    report : str
+        Everything that the compiler printed.
+
+    Raises
+    ------
+    CompilerError
+        If nvcc is missing or rejects the source; the message carries its first error line.
+    """
+    level = os.environ.get("TVM_CUDA_PTXAS_REG_LEVEL", "10")
+    extra = shlex.split(os.environ.get("TVM_CUDA_PTXAS_EXTRA_OPTS", ""))
+    assembler = ["-v", f"--register-usage-level={level}", *extra]
+    command = [find_nvcc(), "-cubin", f"-arch={arch}", *_OPTIONS]
+    with tempfile.TemporaryDirectory() as folder:
+        path, made = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
+        path.write_text(source)
+        result = subprocess.run(
+            [*command, f"--ptxas-options={','.join(assembler)}", "-o", str(made), str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output = result.stdout + result.stderr
+        if result.returncode == 0:
+            return made.read_bytes(), output
+    lines = [line for line in output.splitlines() if "error" in line.lower() or "fatal" in line]
+    first = (lines[0] if lines else output.strip().splitlines()[-1]).replace(f"{folder}/", "")
+    raise CompilerError(f"nvcc rejects the generated code for {arch}: {first.strip()}")
+
+
 def kernel_resources(source: str, arch: str) -> dict[str, KernelResources]:
     """Compile CUDA source and read what its kernels take.
 
@@ -102,31 +154,7 @@ def kernel_resources(source: str, arch: str) -> dict[str, KernelResources]:
     CompilerError
         If nvcc is missing or rejects the source; the message carries its first error line.
     """
-    level = os.environ.get("TVM_CUDA_PTXAS_REG_LEVEL", "10")
-    extra = shlex.split(os.environ.get("TVM_CUDA_PTXAS_EXTRA_OPTS", ""))
-    assembler = ["-v", f"--register-usage-level={level}", *extra]
-    command = [find_nvcc(), "-cubin", f"-arch={arch}", *_OPTIONS]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernels.cu")
-        path.write_text(source)
-        result = subprocess.run(
-            [
-                *command,
-                f"--ptxas-options={','.join(assembler)}",
-                "-o",
-                f"{folder}/kernels.cubin",
-                str(path),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    output = result.stdout + result.stderr
-    if result.returncode:
-        lines = [line for line in output.splitlines() if "error" in line.lower() or "fatal" in line]
-        first = (lines[0] if lines else output.strip().splitlines()[-1]).replace(f"{folder}/", "")
-        raise CompilerError(f"nvcc rejects the generated code for {arch}: {first.strip()}")
-    return parse_report(output)
+    return parse_report(assemble(source, arch)[1])
 
 
 def parse_report(text: str) -> dict[str, KernelResources]:

@@ -173,7 +173,9 @@ def _compile_together(
     references = Reference.of_all({name: bodies[name] for name in lowered}, plan.dtype)
     return {
         name: _Side(
-            LoadedModel(library, signature_of(bodies[name], target), name), references[name]
+            # Called a few times only, which a graph does not pay for.
+            LoadedModel(library, signature_of(bodies[name], target), name, cuda_graph=False),
+            references[name],
         )
         for name in lowered
     }

@@ -1,0 +1,132 @@
+"""The calls of the CUDA driver, on a library of straw that notes them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+
+import pytest
+
+from tvm_fusion.build import cuda_driver
+from tvm_fusion.build.cuda_driver import CudaDriver, CudaError
+
+CONTEXT, STREAM, EVENT, GRAPH, EXECUTABLE = 11, 22, 33, 44, 55
+
+
+class Library:
+    """Stands for ``libcuda.so.1``: every function succeeds, unless `codes` has a result for it."""
+
+    def __init__(self, devices=1, nodes=3):
+        self.calls, self.codes = [], {}
+        self.results = {
+            "cuDeviceGetCount": devices, "cuDevicePrimaryCtxRetain": CONTEXT,
+            "cuStreamCreate": STREAM, "cuEventCreate": EVENT, "cuStreamEndCapture": GRAPH,
+            "cuGraphGetNodes": nodes, "cuGraphInstantiateWithFlags": EXECUTABLE,
+            "cuStreamIsCapturing": 1, "cuEventElapsedTime": 2.5, "cuGetErrorName": b"CUDA_ERROR_X",
+        }  # fmt: skip
+
+    def __getattr__(self, name):
+        def function(*args):
+            outs = [a for a in args if hasattr(a, "_obj")]
+            if outs and name in self.results:
+                outs[0]._obj.value = self.results[name]
+            plain = [getattr(a, "value", a) for a in args if a not in outs]
+            self.calls.append((name, *plain))
+            found = self.codes.get(name, 0)
+            return found.pop(0) if isinstance(found, list) else found
+
+        return function
+
+    def names(self):
+        found = [name for name, *_ in self.calls]
+        self.calls.clear()
+        return found
+
+
+@pytest.fixture
+def library():
+    return Library()
+
+
+@pytest.fixture
+def driver(library, monkeypatch):
+    return make(library, monkeypatch)
+
+
+def make(library, monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    made = CudaDriver(0)
+    monkeypatch.setattr(made, "use", lambda stream: contextlib.nullcontext())
+    library.calls.clear()
+    return made
+
+
+def test_a_capture_becomes_a_graph_that_is_destroyed_with_its_object(driver, library):
+    graph = driver.capture(lambda: driver.copy(1, 2, 16, STREAM), STREAM, 3)
+    assert ("cuMemcpyDtoDAsync_v2", 1, 2, 16, STREAM) in library.calls
+    assert library.names() == [
+        "cuStreamBeginCapture_v2", "cuMemcpyDtoDAsync_v2", "cuStreamEndCapture", "cuGraphGetNodes",
+        "cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphUpload", "cuStreamSynchronize",
+    ]  # fmt: skip
+    driver.launch(graph, 7)
+    assert library.calls == [("cuGraphLaunch", EXECUTABLE, 7)]
+    library.calls.clear()
+    del graph
+    gc.collect()
+    assert library.calls == [("cuGraphExecDestroy", EXECUTABLE)]
+
+
+def test_a_call_that_ran_on_the_host_is_no_graph(driver, library):
+    with pytest.raises(CudaError, match="only 3 of 4 calls launched a kernel"):
+        driver.capture(lambda: None, STREAM, 4)
+    assert library.names()[-1] == "cuGraphDestroy"
+
+
+def test_a_capture_ends_when_what_is_captured_fails(driver, library):
+    with pytest.raises(ZeroDivisionError):
+        driver.capture(lambda: 1 / 0, STREAM, 1)
+    assert library.names() == ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_a_thread_without_a_context_gets_it(driver, library):
+    graph = driver.capture(lambda: None, STREAM, 1)
+    library.calls.clear()
+    library.codes["cuGraphLaunch"] = [201, 0]
+    driver.launch(graph, 0)
+    assert library.calls == [
+        ("cuGraphLaunch", EXECUTABLE, 0), ("cuCtxSetCurrent", CONTEXT),
+        ("cuGraphLaunch", EXECUTABLE, 0),
+    ]  # fmt: skip
+
+
+def test_another_gpu_stays_current(monkeypatch):
+    library = Library(devices=2)
+    driver = make(library, monkeypatch)
+    driver.order(7, 8)
+    assert library.calls == [
+        ("cuCtxPushCurrent_v2", CONTEXT), ("cuEventRecord", EVENT, 7), ("cuCtxPopCurrent_v2",),
+        ("cuCtxPushCurrent_v2", CONTEXT), ("cuStreamWaitEvent", 8, EVENT, 0), ("cuCtxPopCurrent_v2",),
+    ]  # fmt: skip
+
+
+def test_an_error_names_the_call_and_the_reason(driver, library):
+    library.codes["cuStreamSynchronize"] = 700
+    with pytest.raises(CudaError, match="cuStreamSynchronize failed: CUDA_ERROR_X"):
+        driver.synchronize(STREAM)
+    library.codes["cuCtxSynchronize"] = 700
+    driver.synchronize_all()  # nobody is there to be told
+
+
+def test_times_come_from_events(driver, library):
+    assert driver.time(lambda: None, STREAM) == pytest.approx(2.5e-3)
+    assert library.names().count("cuEventDestroy_v2") == 2
+
+
+def test_a_machine_without_the_driver(monkeypatch):
+    def fail(name):
+        raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", fail)
+    with pytest.raises(CudaError, match="cannot be loaded: libcuda"):
+        CudaDriver(0)
