@@ -11,6 +11,13 @@ from ..compat import Target, s_tir, tirx
 from ..devices import device_for
 
 
+#: Attribute of a function: numbers of the parameters that are constants wherever it is called.
+CONSTANTS = "tvm_fusion.constants"
+
+#: Attribute of a scheduled function: the permutation of each parameter that it wants permuted, by its number.
+PACKED = "tvm_fusion.packed"
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Numbers of a GPU target that bound a schedule.
@@ -27,6 +34,10 @@ class Limits:
         Shared memory of the blocks that are resident on a multiprocessor together, in bytes.
     multiprocessors : int
         Multiprocessors of the chip that the arch stands for: how many thread blocks keep it busy.
+    dynamic_shared_bytes : int
+        Dynamic shared memory that a block may ask for, in bytes.
+    registers, resident_threads : int
+        Registers of a multiprocessor, and threads that it holds.
     """
 
     threads: int
@@ -34,6 +45,9 @@ class Limits:
     shared_bytes: int
     resident_shared_bytes: int
     multiprocessors: int
+    dynamic_shared_bytes: int = 0
+    registers: int = 65536
+    resident_threads: int = 2048
 
 
 def limits(target: Target) -> Limits:
@@ -59,6 +73,9 @@ def limits(target: Target) -> Limits:
         shared_bytes=min(int(shared), device.shared_memory_per_block),
         resident_shared_bytes=device.shared_memory_per_multiprocessor,
         multiprocessors=device.multiprocessors,
+        dynamic_shared_bytes=device.shared_memory_per_block_optin,
+        registers=device.registers_per_multiprocessor,
+        resident_threads=device.max_threads_per_multiprocessor,
     )
 
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, s_tir, te, tirx, topi
+from tvm import ir, relax, s_tir, sym, te, tirx, topi
+from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir.expr import GenericConst as Constant
 from tvm.relax import BlockBuilder
 from tvm.relax.expr import _update_type as update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as script_builder
 from tvm.target import Target, codegen
 
 from . import errors
@@ -26,16 +29,20 @@ from . import errors
 __all__ = [
     "BlockBuilder",
     "Constant",
+    "IRBuilder",
     "PyExprMutator",
     "Target",
     "codegen",
+    "cuda_func_call",
     "ir",
     "mutator",
     "relax",
     "s_tir",
+    "script_builder",
     "silent_native",
     "structural_equal",
     "structural_hash",
+    "sym",
     "te",
     "tirx",
     "topi",

@@ -14,9 +14,11 @@ from .matmul import Matmul, MatrixVector
 from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
+from .tensor_core.template import TensorCore
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
-#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them;
+#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them; ``TensorCore``
+#: takes 16-bit products before the templates that use multiply-adds;
 #: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
 #: of its rows to ``AnchorRows``; ``Fallback`` takes what is left.
 TEMPLATES = tuple(
@@ -25,6 +27,7 @@ TEMPLATES = tuple(
         Partitioned,
         Elementwise,
         Gated,
+        TensorCore,
         Conv2d,
         MatrixVector,
         Matmul,

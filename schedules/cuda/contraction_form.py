@@ -32,13 +32,15 @@ class Contraction:
     axes: tuple[dict[str, int], ...]
 
 
-def recognise(sch: s_tir.Schedule) -> Contraction | None:
+def recognise(sch: s_tir.Schedule, *, nested: bool = False) -> Contraction | None:
     """Bring a function into contraction form.
 
     Parameters
     ----------
     sch : s_tir.Schedule
         A fresh schedule; its outputs get isolated.
+    nested : bool
+        Whether anchors may depend on other reductions, which are then left out.
 
     Returns
     -------
@@ -50,13 +52,13 @@ def recognise(sch: s_tir.Schedule) -> Contraction | None:
         return None
     if any(len(block.reads) != 2 or len(block.writes) != 1 for block in info.reductions):
         return None
-    names = {block.name for block in info.reductions}
-    if any(names & info.ancestors(block) for block in info.reductions):
+    behind = set().union(*(info.ancestors(block) for block in info.reductions))
+    if not nested and behind & {block.name for block in info.reductions}:
         return None
     info = isolate_outputs(sch)
     if len({output.extents for output in info.outputs}) != 1:
         return None
-    anchors = info.reductions
+    anchors = tuple(block for block in info.reductions if block.name not in behind)
     axes = _axes(info, anchors)
     return None if axes is None else Contraction(info, anchors, info.outputs, axes)
 

@@ -12,6 +12,7 @@ from ..errors import CompilerError, LoweringError
 from ..graph.relax import from_relax
 from ..guards import Resources
 from ..schedules import schedule
+from ..schedules.analysis import dynamic_shared_bytes
 from ..strategies.base import Proposal
 from ..transform.annotate import annotate
 from ..transform.lower_groups import lower_groups
@@ -109,10 +110,16 @@ class KernelCompiler:
                 self._note(funcs[name], Resources(error=found))
                 continue
             used, threads = found
+            dynamic = dynamic_shared_bytes(scheduled[name])
             self._note(
                 funcs[name],
                 Resources(
-                    used.registers, used.spill_bytes, used.shared_bytes, threads, templates[name]
+                    used.registers,
+                    used.spill_bytes,
+                    used.shared_bytes + dynamic,
+                    threads,
+                    templates[name],
+                    dynamic_shared=dynamic > 0,
                 ),
             )
 

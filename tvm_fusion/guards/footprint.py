@@ -20,6 +20,7 @@ from .needs import (
     outside_operands,
     result_size,
 )
+from .tensor_tiles import RATES
 from .tiling import (
     THREADS,
     Contraction,
@@ -28,6 +29,7 @@ from .tiling import (
     serial_depth,
     staged_bytes,
 )
+from .tensor_cores import depthwise_product, multiplies_on_tensor_cores, tensor_footprint
 from .two_anchors import anchor_row, back_to_back
 
 
@@ -58,7 +60,8 @@ def _estimate(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
     if form == "partitioned":
         return _partitioned(graph, proposal, device)
     if form == "back_to_back" and len(dense) == 2:
-        return back_to_back(graph, proposal, dense, device)
+        found = depthwise_product(graph, proposal, dense, device)
+        return found or back_to_back(graph, proposal, dense, device)
     if form == "anchor_row" and dense:
         return anchor_row(graph, proposal, dense[0], device)
     if _gates(graph, proposal, dense):
@@ -123,6 +126,11 @@ def _contraction(
     """One convolution or product, or several that meet in the registers of a thread."""
     form, join = proposal.option("form"), proposal.option("join")
     parts = [contraction_of(graph, a) for a in dense]
+    executed = _executed_flops(graph, proposal, parts, flops)
+    if multiplies_on_tensor_cores(graph, dense, device):
+        found = tensor_footprint(graph, proposal, dense, executed, device)
+        if found is not None:
+            return found
     largest = max(parts, key=lambda c: c.rows * c.columns * c.depth)
     copies = 1
     if form == "merged" and join in ("apart", "concat"):
@@ -138,7 +146,6 @@ def _contraction(
         + round(PER_ACCUMULATOR * tile.accumulators * copies)
         + PER_OPERAND * outside_operands(graph, proposal)
     )
-    executed = _executed_flops(graph, proposal, parts, flops)
     # Branches of other inputs are summed one after the other: only one of them is in flight.
     together = copies if form == "merged" else 1
     outputs = largest.rows * largest.columns * together
@@ -193,7 +200,19 @@ def _partitioned(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -
         sum(m.outputs for m in members),
         max(m.depth for m in members),
         max((m.flops, m.outputs) for m in members),
+        microseconds=_side_by_side(members, device),
+        dynamic_shared=any(m.dynamic_shared for m in members),
     )
+
+
+def _side_by_side(members: list[Footprint], device: DeviceSpec) -> float:
+    """Microseconds of members in one launch, 0 unless all are predicted: as long as the longest, or as all the work."""
+    if not all(m.microseconds for m in members):
+        return 0.0
+    start = (RATES.start + RATES.latency) / RATES.clock
+    bodies = [max(0.0, m.microseconds - start) for m in members]
+    filled = [min(1.0, m.blocks / device.multiprocessors) for m in members]
+    return start + max(*bodies, sum(b * f for b, f in zip(bodies, filled, strict=True)))
 
 
 def as_proposal(graph: DataflowGraph, member: tuple[str, ...]) -> Proposal:

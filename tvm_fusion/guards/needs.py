@@ -47,6 +47,10 @@ class Footprint:
     stages : tuple of (str, int, int)
         Kind, FLOPs and sums in flight of what a block computes one after the other (two anchors);
         empty for a kernel of one stage.
+    microseconds : float
+        Time that the model of the kernel's tiles predicts, launch included; 0 where there is none.
+    dynamic_shared : bool
+        Whether the shared memory is sized at launch: a block may have more of it.
     """
 
     threads: int
@@ -60,6 +64,8 @@ class Footprint:
     depth: int = 0
     heaviest: tuple[int, int] = (0, 0)
     stages: tuple[tuple[str, int, int], ...] = ()
+    microseconds: float = 0.0
+    dynamic_shared: bool = False
 
     def resident_blocks(self, device: DeviceSpec) -> int:
         """Blocks that fit on one multiprocessor together; 0 if one alone does not."""

@@ -24,13 +24,15 @@ class Resources:
     spill_bytes : int
         Bytes spilled to and reloaded from local memory, per thread.
     shared_bytes : int
-        Static shared memory of a block.
+        Shared memory of a block.
     threads : int
         Threads of a block.
     template : str or None
         Schedule template that made the kernel.
     error : str
         Why there is no kernel; empty if there is one.
+    dynamic_shared : bool
+        Whether the shared memory is sized at launch.
     """
 
     registers: int | None = None
@@ -39,6 +41,7 @@ class Resources:
     threads: int | None = None
     template: str | None = None
     error: str = ""
+    dynamic_shared: bool = False
 
 
 class SharedMemory(Guard):
@@ -51,7 +54,8 @@ class SharedMemory(Guard):
     ) -> Verdict:
         if device.kind != "cuda":
             return ACCEPTED
-        return _shared(footprint(graph, proposal, device).shared_bytes, config, device, "estimated")
+        needs = footprint(graph, proposal, device)
+        return _shared(needs, config, device, "estimated")
 
 
 class Registers(Guard):
@@ -129,10 +133,11 @@ def judge_resources(
         registers=found.registers or needs.registers,
         shared_bytes=needs.shared_bytes if found.shared_bytes is None else found.shared_bytes,
         threads=found.threads or needs.threads,
+        dynamic_shared=needs.dynamic_shared if found.shared_bytes is None else found.dynamic_shared,
     )
     for verdict in (
         _registers(exact.registers, config, device, "compiled"),
-        _shared(exact.shared_bytes, config, device, "compiled"),
+        _shared(exact, config, device, "compiled"),
         _occupancy(exact, config, device, "compiled"),
     ):
         if not verdict.accepted:
@@ -140,8 +145,11 @@ def judge_resources(
     return ACCEPTED
 
 
-def _shared(used: int, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+def _shared(needs: Footprint, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+    used = needs.shared_bytes
     most = device.shared_memory_per_block
+    if needs.dynamic_shared:
+        most = device.shared_memory_per_block_optin
     limit = min(config.max_shared_memory or most, most)  # an option cannot enlarge the chip
     if used <= limit:
         return ACCEPTED
@@ -164,6 +172,9 @@ def _registers(used: int, config: FusionConfig, device: DeviceSpec, source: str)
 
 
 def _occupancy(needs: Footprint, config: FusionConfig, device: DeviceSpec, source: str) -> Verdict:
+    if needs.microseconds:
+        # Tensor-core kernels copy asynchronously: few warps suffice, and the model of their tiles counts them.
+        return ACCEPTED
     reached = needs.occupancy(device)
     small = dataclasses.replace(needs, registers=1, shared_bytes=0)
     # Small blocks are no fault of the group: nothing cut from it would have more threads resident.

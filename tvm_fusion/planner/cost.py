@@ -59,7 +59,8 @@ class Rates:
         Share of the memory bandwidth.
     compute : mapping of str to float
         Share of the peak float32 FLOP/s of a kernel that has enough sums in flight, by kind
-        (see `guards.needs.kind_of`). The templates multiply narrow types on the same units.
+        (see `guards.needs.kind_of`). Kernels on tensor cores have a model of their own
+        (`guards.tensor_tiles`); others multiply narrow types on the same units.
     latency : mapping of str to float
         Seconds that a kernel takes at least, its launch aside: filling and draining the chip.
     step : mapping of str to float
@@ -206,6 +207,10 @@ def kernel_seconds(
         Constants to predict with; those of the device's kind when absent.
     """
     rates = rates or (GPU_RATES if device.kind == "cuda" else CPU_RATES)
+    memory = nbytes / (device.memory_bandwidth * rates.memory)
+    if needs.microseconds:
+        # The model of the kernel's tiles has everything but device memory.
+        return max(needs.microseconds * 1e-6, device.launch_overhead + memory)
     peak = min(device.peak_flops(dtype), device.peak_flops("float32"))  # no tensor cores
     full = peak * rates.compute[kind]
     compute = max(
@@ -217,7 +222,6 @@ def kernel_seconds(
             flops / (peak * rates.compute[k] * _in_flight(outputs, rates, device))
             for k, flops, outputs in needs.stages
         )
-    memory = nbytes / (device.memory_bandwidth * rates.memory)
     chain = needs.depth * rates.step.get(kind, 0.0)
     body = max(compute, memory, chain) * rates.forms.get(form, 1.0)
     if form in ("merged", "joined"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..compat import (
+    Constant,
     PyExprMutator,
     ir,
     mutator,
@@ -17,6 +18,7 @@ from ..compat import (
     with_functions,
 )
 from ..errors import LoweringError
+from ..schedules.base import CONSTANTS
 from .annotate import ORDER
 from .legalize import legalize
 from .rewrite_groups import rewrite_group
@@ -65,7 +67,7 @@ def lower_groups(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
     for name in names:
         if name not in kept:
             raise LoweringError(f"{name} does not become one kernel; leave its operators unfused")
-    mod, aliases = share_equal_kernels(mod)
+    mod, aliases = share_equal_kernels(note_constants(mod))
     return mod, {name: aliases.get(name, name) for name in names}
 
 
@@ -102,6 +104,31 @@ def _fuse_keeping_attrs(mod: tvm.IRModule) -> tvm.IRModule:
         if isinstance(func, tirx.PrimFunc) and gv.name_hint in kept:
             out.update_func(gv, func.with_attrs(kept[gv.name_hint]))
     return relax.transform.DeadCodeElimination()(out)
+
+
+def note_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Write into every PrimFunc which of its parameters are constants wherever ``main`` calls it."""
+    found: dict[str, set[int]] = {}
+    for call in tir_calls(mod["main"]):
+        numbers = {i for i, arg in enumerate(call.args[1].fields) if isinstance(arg, Constant)}
+        name = call.args[0].name_hint
+        found[name] = found.get(name, numbers) & numbers
+    out = with_functions(mod)
+    for name, numbers in found.items():
+        if numbers:
+            func = mod[name].with_attr(CONSTANTS, sorted(numbers))
+            out.update_func(out.get_global_var(name), func)
+    return out
+
+
+def tir_calls(func: relax.Function) -> list[relax.Call]:
+    """The ``call_tir`` bindings of a function in order."""
+    values = [binding.value for binding in func.body.blocks[0].bindings]
+    return [
+        value
+        for value in values
+        if isinstance(value, relax.Call) and value.op == ir.Op.get("relax.call_tir")
+    ]
 
 
 def share_equal_kernels(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:

@@ -8,6 +8,7 @@ from ..compat import Target, relax, tirx, tvm, with_functions
 from ..errors import LoweringError
 from ..schedules import schedule
 from ..targets import parse_target
+from .pack_constants import pack_constants
 from .strip_fusion import STRATEGY
 
 #: TVM's pattern kind "opaque": FuseOps of a default pipeline must not fuse what is scheduled
@@ -75,7 +76,7 @@ def schedule_functions(
             continue
         attrs = {TEMPLATE: template, "op_pattern": _OPAQUE}
         out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attrs(attrs))
-    return out, failures
+    return pack_constants(out), failures
 
 
 def _is_done(func: tirx.PrimFunc) -> bool:

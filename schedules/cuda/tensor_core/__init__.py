@@ -1,0 +1,1 @@
+"""Tensor-core kernels written statement by statement: sums of products through ``mma.sync`` with any epilogue."""

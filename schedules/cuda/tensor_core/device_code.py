@@ -1,0 +1,127 @@
+"""Device functions that tensor-core kernels call: one PTX instruction each, named after it.
+
+TVM prints the source of each function that a kernel calls in front of the kernel. Addresses are a pointer and an
+offset (bytes of shared memory, elements of anything else), so that TVM's passes see the use of a whole buffer and do
+not shrink it. Shared-memory instructions are volatile
+and barriers are functions too: what TVM cannot see, it adds no barriers for.
+"""
+
+from __future__ import annotations
+
+from ....compat import cuda_func_call, tirx
+
+#: Types of operands by the name that PTX has for them, and the depth of one instruction.
+OPERAND_TYPES: dict[str, tuple[str, int]] = {
+    "float16": ("f16", 16),
+    "bfloat16": ("bf16", 16),
+    "float32": ("tf32", 8),
+}
+
+_HEAD = "__device__ __forceinline__ "
+_SHARED = "(unsigned)__cvta_generic_to_shared((const char*)shared + offset)"
+
+
+def _sources() -> dict[str, str]:
+    """Source of each device function by its name."""
+    made: dict[str, str] = {
+        "tvmf_commit": 'void tvmf_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }',
+        "tvmf_barrier": "void tvmf_barrier() { __syncthreads(); }",
+        "tvmf_store_shared_16": (
+            "void tvmf_store_shared_16(void* shared, int offset, const void* values) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  const unsigned* v = (const unsigned*)values;\n"
+            '  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"\n'
+            '               :: "r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");\n}'
+        ),
+        "tvmf_store_shared_8": (
+            "void tvmf_store_shared_8(void* shared, int offset, const float* values, int index) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  const unsigned* v = (const unsigned*)(values + index);\n"
+            '  asm volatile("st.shared.v2.b32 [%0], {%1, %2};"\n'
+            '               :: "r"(address), "r"(v[0]), "r"(v[1]) : "memory");\n}'
+        ),
+        "tvmf_load_shared_8": (
+            "void tvmf_load_shared_8(float* values, int index, const void* shared, int offset) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  unsigned* v = (unsigned*)(values + index);\n"
+            '  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"\n'
+            '               : "=r"(v[0]), "=r"(v[1]) : "r"(address) : "memory");\n}'
+        ),
+    }
+    for size in (4, 8, 16):
+        # Only 16-byte copies may bypass the first-level cache.
+        cache = "cg" if size == 16 else "ca"
+        made[f"tvmf_copy_async_{size}"] = (
+            "template <typename T>\n"
+            f"{_HEAD}void tvmf_copy_async_{size}(void* shared, int offset, const T* global, int index, bool valid) {{\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  // A source size of 0 reads nothing and writes zeros.\n"
+            f"  int bytes = valid ? {size} : 0;\n"
+            f'  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;"\n'
+            '               :: "r"(address), "l"(global + index), "r"(bytes) : "memory");\n}'
+        )
+    made["tvmf_select"] = (
+        "template <typename T>\n"
+        f"{_HEAD}void* tvmf_select(bool own, T* one, int shift, void* other) {{\n"
+        "  return own ? (void*)(one + shift) : other;\n}"
+    )
+    for size, vector in ((2, "ushort"), (4, "unsigned"), (8, "uint2"), (16, "uint4")):
+        made[f"tvmf_store_global_{size}"] = (
+            "template <typename T>\n"
+            f"{_HEAD}void tvmf_store_global_{size}(void* global, int index, const T* values) {{\n"
+            f"  *({vector}*)((T*)global + index) = *(const {vector}*)values;\n}}"
+        )
+    for left in range(8):
+        made[f"tvmf_wait_{left}"] = (
+            f'void tvmf_wait_{left}() {{ asm volatile("cp.async.wait_group {left};" ::: "memory"); }}'
+        )
+    for name, suffix in (("", ""), ("_trans", ".trans")):
+        made[f"tvmf_ldmatrix{name}"] = (
+            f"void tvmf_ldmatrix{name}(unsigned* fragments, int index, const void* shared, int offset) {{\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  unsigned* fragment = fragments + index;\n"
+            f'  asm volatile("ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{%0, %1, %2, %3}}, [%4];"\n'
+            '               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])\n'
+            '               : "r"(address) : "memory");\n}'
+        )
+    for ptx in ("f16", "bf16"):
+        made[f"tvmf_mma_{ptx}"] = (
+            f"void tvmf_mma_{ptx}(float* sums, int at, const unsigned* rows, int row, const unsigned* columns, int column) {{\n"
+            "  float* d = sums + at;\n  const unsigned *a = rows + row, *b = columns + column;\n"
+            f'  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{ptx}.{ptx}.f32 "\n'
+            '               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"\n'
+            '               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])\n'
+            '               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));\n}'
+        )
+    made["tvmf_mma_tf32"] = (
+        "void tvmf_mma_tf32(float* sums, int at, const unsigned* rows, int row, const unsigned* columns, int column) {\n"
+        "  float* d = sums + at;\n  const unsigned *a = rows + row, *b = columns + column;\n"
+        '  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "\n'
+        '               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"\n'
+        '               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])\n'
+        '               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));\n}'
+    )
+    return {
+        name: (source if source.startswith("template") else _HEAD + source) + "\n"
+        for name, source in made.items()
+    }
+
+
+#: CUDA source of each device function by its name.
+SOURCES: dict[str, str] = _sources()
+
+
+def call(name: str, *arguments: tirx.PrimExpr | int, result: str = "void") -> tirx.PrimExpr:
+    """Return a call of a device function.
+
+    Parameters
+    ----------
+    name : str
+        One of ``SOURCES``.
+    *arguments : PrimExpr or int
+        Its arguments; a buffer is passed by its data pointer.
+    result : str
+        Type that it returns.
+    """
+    return cuda_func_call(name, *arguments, source_code=SOURCES[name], return_type=result)
+

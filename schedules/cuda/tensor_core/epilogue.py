@@ -1,0 +1,372 @@
+"""From the sums in registers to the outputs: the function's own expression, on neighbouring columns at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tvm_ffi
+
+from ....compat import ir, sym, tirx
+from ....compat import script_builder as T
+from ....guards.tensor_tiles import COLUMNS, ROWS, Tile
+from ...analysis import dtype_bytes, nodes_of
+from .device_code import call
+from .evaluate import Views, conjunction, copy_out, evaluate, integer
+from .form import Products, Store, flat_offset, substitute
+from .operand import decode
+
+
+class Epilogue:
+    """Emits the stores of a kernel.
+
+    A lane has, of each 16 rows, two, and of each group of interleaved fragments neighbouring columns: a *unit*. Where
+    warps share the reduction, their sums meet in shared memory and each warp finishes some of the units.
+
+    Parameters
+    ----------
+    form : Products
+        The function.
+    tile : Tile
+        Sizes.
+    place : Place
+        Where the thread works.
+    sums : list of Buffer
+        Accumulators of each anchor.
+    shared : Buffer
+        Shared memory, free to use after a barrier.
+    views : mapping
+        The parameters.
+    group : int
+        Column fragments that are interleaved.
+    """
+
+    def __init__(
+        self, form: Products, tile: Tile, place, sums, shared, views: Views, group: int
+    ) -> None:
+        self.form, self.tile, self.place, self.sums = form, tile, place, sums
+        self.shared, self.views, self.group = shared, views, group
+        self.width = 2 * group
+        #: Neighbouring columns that are stored in the same way.
+        self.share = tile.columns // tile.warp_columns
+        self._target: tirx.PrimExpr | None = None
+
+    def emit(self) -> None:
+        """Emit the epilogue."""
+        if self.tile.warp_depth > 1:
+            self._exchange()
+        family = self._family()
+        if family is not None:
+            self._target = self._select(family, self._warp_column())
+            self._units([family[0].store], ())
+            return
+        for conditions, stores in by_condition(self.form.stores):
+            if conditions and self._uniform(conditions):
+                first = self._warp_column()
+                names = decode(first, self.form.columns)
+                with T.If(conjunction([substitute(c, names) for c in conditions])), T.Then():
+                    self._units(stores, ())
+            else:
+                self._units(stores, conditions)
+
+    # -- parts: the same value, stored into a tensor that depends on the column --------------------
+
+    def _family(self) -> list[_Part] | None:
+        """The stores as parts of one tensor; None when they are anything else."""
+        parts = [_part(store, self.form.columns, self.share) for store in self.form.stores]
+        if len(parts) < 2 or None in parts or not self._is_wide():
+            return None
+        first = parts[0]
+        same = all(
+            tvm_ffi.structural_equal(p.store.value, first.store.value, map_free_vars=False)
+            and str(p.store.buffer.dtype) == str(first.store.buffer.dtype)
+            and p.shift(first) is not None
+            for p in parts
+        )
+        return parts if same else None
+
+    def _is_wide(self) -> bool:
+        return self.form.columns[-1].extent % self.width == 0
+
+    def _select(self, family: list[_Part], column: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Bind the address at which a column's tensor would begin if it had the offsets of the first one."""
+        pointer: tirx.PrimExpr = self.views[family[0].store.buffer.__chandle__()].data
+        for part in sorted(family, key=lambda part: -part.end):
+            own = self.views[part.store.buffer.__chandle__()].data
+            held, shift = column < integer(part.end), part.shift(family[0])
+            pointer = T.bind(call("tvmf_select", held, own, shift, pointer, result="handle"))
+        return pointer
+
+    def _warp_column(self) -> tirx.PrimExpr:
+        return self.place.first_column + self.place.warp_column * integer(self.share)
+
+    def _uniform(self, conditions: tuple) -> bool:
+        """Whether conditions are bounds of the last column that a warp's columns never straddle."""
+        return all(_bound(c, self.form.columns, self.share) for c in conditions)
+
+    # -- units ------------------------------------------------------------------------------------
+
+    def _units(self, stores: list[Store], conditions: tuple) -> None:
+        tile = self.tile
+        groups = tile.column_fragments // self.group
+        count = tile.row_fragments * 2 * groups
+        if tile.warp_depth == 1:
+            for number in range(count):
+                row, rest = divmod(number, 2 * groups)
+                half, group = divmod(rest, groups)
+                self._unit(row * ROWS + 8 * half, group, stores, conditions, (row, half, group))
+            return
+        share = -(-count // tile.warp_depth)
+        for turn in range(share):
+            number = T.bind(integer(turn * tile.warp_depth) + self.place.warp_depth)
+            row = number // integer(2 * groups)
+            half = number % integer(2 * groups) // integer(groups)
+            group = number % integer(groups)
+            place = row * integer(ROWS) + half * integer(8)
+            if count % tile.warp_depth and turn == share - 1:
+                with T.If(number < integer(count)), T.Then():
+                    self._unit(place, group, stores, conditions, None)
+            else:
+                self._unit(place, group, stores, conditions, None)
+
+    def _unit(self, row, group, stores: list[Store], conditions: tuple, where) -> None:
+        form, tile, place = self.form, self.tile, self.place
+        line = place.warp_row * integer(tile.rows // tile.warp_rows) + row + place.lane // integer(4)
+        row_number = T.bind(place.first_row + line)
+        wide = group * (COLUMNS * self.group)
+        column = T.bind(self._warp_column() + wide + place.lane % integer(4) * integer(self.width))
+        known = self._registers(where) if where is not None else self._met(line, group)
+        needed = []
+        if form.row_count % tile.rows:
+            needed.append(row_number < integer(form.row_count))
+        if form.column_count % tile.columns:
+            needed.append(column < integer(form.column_count))
+        names = {**place.batch, **decode(row_number, form.rows)}
+
+        def body() -> None:
+            for store in stores:
+                self._store(store, names, column, known, conditions)
+
+        if needed:
+            with T.If(conjunction(needed)), T.Then():
+                body()
+        else:
+            body()
+
+    def _registers(self, where):
+        """Sums of a unit in registers."""
+        row, half, group = where
+        tile = self.tile
+
+        def value(anchor: int, copy: int, number: int) -> tirx.PrimExpr:
+            column = group * self.group + number // 2
+            index = ((copy * tile.row_fragments + row) * tile.column_fragments + column) * 4
+            return self.sums[anchor][index + half * 2 + number % 2]
+
+        return value
+
+    def _store(self, store: Store, names, column, known, conditions) -> None:
+        form = self.form
+        last = form.columns[-1]
+        values = decode(column, form.columns)
+        base = values.pop(last.var)
+        whole = last.extent % self.width == 0
+        everything = {**names, **values}
+
+        def lookup(load: ir.TensorLoad, number: int):
+            for place, anchor in enumerate(form.anchors):
+                if load.source.same_as(anchor.buffer):
+                    return known(place, self._copy(anchor, load), number)
+            return None
+
+        def emit(conditions: tuple, first: int, width: int) -> None:
+            start = base if first == 0 else base + integer(first)
+            held = [
+                substitute(c, {**everything, last.var: start}) for c in conditions
+            ]
+            if not whole:
+                held.append(column + integer(first) < integer(form.column_count))
+
+            def write() -> None:
+                shift = lambda load, number: lookup(load, number + first)  # noqa: E731
+                found = evaluate(
+                    store.value, last.var, start, width, everything, self.views, shift
+                )
+                self._write(store, everything, start, found)
+
+            if held:
+                with T.If(conjunction(held)), T.Then():
+                    write()
+            else:
+                write()
+
+        if whole and all(_bound(c, form.columns, self.width) for c in conditions):
+            emit(conditions, 0, self.width)
+            return
+        for number in range(self.width):
+            emit(conditions, number, 1)
+
+    def _write(self, store: Store, names, start, found: list) -> None:
+        last = self.form.columns[-1]
+        dtype = str(store.buffer.dtype)
+        view = self.views[store.buffer.__chandle__()]
+        offset = flat_offset(tirx.BufferLoad(store.buffer, store.indices))
+        kept = T.alloc_buffer((len(found),), dtype, scope="local")
+        for number, value in enumerate(found):
+            T.buffer_store(kept, value, [number])
+        at = lambda number: substitute(  # noqa: E731
+            offset, {**names, last.var: start + integer(number) if number else start}
+        )
+        if self._target is not None:
+            size = len(found) * dtype_bytes(dtype)
+            T.evaluate(call(f"tvmf_store_global_{size}", self._target, at(0), kept.data))
+            return
+        if len(found) > 1 and _neighbours(offset, last.var):
+            copy_out(view, at(0), kept, len(found))
+            return
+        for number in range(len(found)):
+            T.buffer_store(view, kept[number], [at(number)])
+
+    def _copy(self, anchor, load: ir.TensorLoad) -> int:
+        """Which copy of an anchor's sums a load reads."""
+        number = 0
+        for copy in anchor.copies:
+            place = next(i for i, e in enumerate(anchor.indices) if _is_var(e, copy.var))
+            number = number * copy.extent + int(load.indices[place])
+        return number
+
+    # -- warps that share the reduction -----------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Write this warp's sums to shared memory, in the order of the matrix instruction."""
+        tile, place = self.tile, self.place
+        T.evaluate(call("tvmf_barrier"))
+        for anchor, sums in enumerate(self.sums):
+            for copy in range(self.form.anchors[anchor].copy_count):
+                for row in range(tile.row_fragments):
+                    for half in range(2):
+                        for column in range(tile.column_fragments):
+                            self._put(anchor, copy, row, half, column, sums)
+        T.evaluate(call("tvmf_barrier"))
+        del place
+
+    def _put(self, anchor: int, copy: int, row: int, half: int, column: int, sums) -> None:
+        tile, place = self.tile, self.place
+        index = ((copy * tile.row_fragments + row) * tile.column_fragments + column) * 4 + half * 2
+        line = place.warp_row * integer(tile.rows // tile.warp_rows)
+        line = line + integer(row * ROWS + 8 * half) + place.lane // integer(4)
+        offset = self._met_offset(anchor, copy, place.warp_depth, line, integer(column))
+        T.evaluate(call("tvmf_store_shared_8", self.shared.data, offset, sums.data, index))
+
+    def _met_offset(self, anchor: int, copy: int, part, line, fragment) -> tirx.PrimExpr:
+        """Byte offset of a lane's two sums of a fragment."""
+        tile, place = self.tile, self.place
+        before = sum(a.copy_count for a in self.form.anchors[:anchor]) + copy
+        plane = part * integer(self.form.copies) + integer(before)
+        column = place.warp_column * integer(tile.columns // tile.warp_columns)
+        column = column + fragment * integer(COLUMNS) + place.lane % integer(4) * integer(2)
+        # Rows four apart would meet in one bank: their halves of 32 bytes are exchanged.
+        return ((plane * integer(tile.rows) + line) * integer(tile.columns) + column) * integer(4)
+
+    def _met(self, line, group):
+        """Load and add the sums of a unit from shared memory."""
+        tile = self.tile
+        kept = {}
+        for anchor, described in enumerate(self.form.anchors):
+            for copy in range(described.copy_count):
+                total = T.alloc_buffer((self.width,), "float32", scope="local")
+                part = T.alloc_buffer((self.width,), "float32", scope="local")
+                for warp in range(tile.warp_depth):
+                    into = part if warp else total
+                    for fragment in range(self.group):
+                        column = group * self.group + fragment
+                        offset = self._met_offset(anchor, copy, integer(warp), line, column)
+                        T.evaluate(
+                            call(
+                                "tvmf_load_shared_8", into.data, 2 * fragment, self.shared.data, offset
+                            )
+                        )  # fmt: skip
+                    if warp:
+                        for number in range(self.width):
+                            T.buffer_store(total, total[number] + part[number], [number])
+                kept[anchor, copy] = total
+        return lambda anchor, copy, number: kept[anchor, copy][number]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A store for the columns ``begin`` to ``end - 1``."""
+
+    store: Store
+    begin: int
+    end: int
+
+    def shift(self, first: _Part) -> int | None:
+        """What is added to the offset in the tensor of ``first``; None when it is not a number."""
+        one, other = (
+            flat_offset(tirx.BufferLoad(part.store.buffer, part.store.indices))
+            for part in (self, first)
+        )
+        difference = sym.Analyzer().simplify(one - other)
+        return int(difference) if isinstance(difference, tirx.IntImm) else None
+
+
+def _part(store: Store, columns, share: int) -> _Part | None:
+    """Read the bounds that a store's conditions set for the column, which are multiples of ``share``."""
+    begin, end = 0, columns[-1].extent
+    for condition in store.conditions:
+        if not _bound(condition, columns, share):
+            return None
+        negated = False
+        while isinstance(condition, tirx.Not):
+            condition, negated = condition.a, not negated
+        if negated:
+            begin = max(begin, int(condition.b))
+        else:
+            end = min(end, int(condition.b))
+    return _Part(store, begin, end)
+
+
+def by_condition(stores: tuple[Store, ...]) -> list[tuple[tuple, list[Store]]]:
+    """Stores that happen under the same conditions, together."""
+    groups: list[tuple[tuple, list[Store]]] = []
+    for store in stores:
+        for conditions, members in groups:
+            same = len(conditions) == len(store.conditions) and all(
+                a.same_as(b) for a, b in zip(conditions, store.conditions, strict=True)
+            )
+            if same:
+                members.append(store)
+                break
+        else:
+            groups.append((store.conditions, [store]))
+    return groups
+
+
+def _bound(condition: tirx.PrimExpr, columns, share: int) -> bool:
+    """Whether a condition compares the last column's iterator with a multiple of ``share``."""
+    while isinstance(condition, tirx.Not):
+        condition = condition.a
+    last = columns[-1]
+    if any(i.extent > 1 for i in columns[:-1]) or not isinstance(condition, tirx.LT):
+        return False
+    bound = condition.b
+    return (
+        _is_var(condition.a, last.var)
+        and isinstance(bound, tirx.IntImm)
+        and int(bound) % share == 0
+    )
+
+
+def _is_var(expr, var: tirx.Var) -> bool:
+    return isinstance(expr, tirx.Var) and expr.same_as(var)
+
+
+def _neighbours(offset: tirx.PrimExpr, var: tirx.Var) -> bool:
+    """Whether elements along an iterator are neighbours, and a vector of them is aligned."""
+    from .form import coefficients
+
+    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
+    numbers = coefficients(offset, variables) if variables else None
+    if numbers is None:
+        return False
+    return any(v.same_as(var) and n == 1 for v, n in zip(variables, numbers, strict=False))

@@ -1,0 +1,181 @@
+"""Expressions over several neighbouring elements at once: one wide load per tensor, then arithmetic per element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tvm_ffi
+
+from ....compat import ir, tirx
+from ....compat import script_builder as T
+from ...analysis import dtype_bytes, nodes_of
+from .form import coefficients, flat_offset, is_conditional, substitute
+
+#: Views of the parameters as one-dimensional buffers, by the handle of the parameter.
+Views = Mapping[int, tirx.Buffer]
+
+#: Gives the value of a load of something that is not a parameter, for one of the elements; None for a parameter.
+Known = Callable[[ir.TensorLoad, int], object | None]
+
+_WIDEST = 16  # bytes of one load or store
+
+
+def integer(value: int) -> tirx.IntImm:
+    """A 32-bit number."""
+    return tirx.IntImm("int32", value)
+
+
+def evaluate(
+    value: tirx.PrimExpr,
+    var: tirx.Var,
+    base: tirx.PrimExpr,
+    width: int,
+    others: Mapping[tirx.Var, tirx.PrimExpr],
+    views: Views,
+    known: Known,
+) -> list[tirx.PrimExpr]:
+    """Emit the loads of an expression and return its value at ``var = base … base + width - 1``.
+
+    Parameters
+    ----------
+    value : PrimExpr
+        Reads parameters, and what ``known`` knows.
+    var : Var
+        The iterator that runs over the elements.
+    base : PrimExpr
+        Its first value, a multiple of ``width``.
+    width : int
+        Number of elements.
+    others : mapping of Var to PrimExpr
+        Values of the other iterators.
+    views : mapping
+        The parameters.
+    known : callable
+        See ``Known``.
+
+    Returns
+    -------
+    list of PrimExpr
+        One expression an element, without further loads that could be shared.
+    """
+    guarded = any(is_conditional(call) for call in nodes_of(value, ir.Call))
+    loaded: list[tuple[ir.TensorLoad, Callable[[int], tirx.PrimExpr]]] = []
+
+    def place(load: ir.TensorLoad) -> Callable[[int], tirx.PrimExpr]:
+        for seen, get in loaded:
+            if tvm_ffi.structural_equal(seen, load, map_free_vars=False):
+                return get
+        get = _load(load, var, base, width, others, views, guarded)
+        loaded.append((load, get))
+        return get
+
+    parameters = {}
+    for load in nodes_of(value, ir.TensorLoad):
+        if known(load, 0) is None:
+            parameters[load.__chandle__()] = place(load)
+    values = []
+    for number in range(width):
+        names = {**others, var: base + integer(number) if number else base}
+
+        def replace(load: ir.TensorLoad, number: int = number):
+            get = parameters.get(load.__chandle__())
+            return known(load, number) if get is None else get(number)
+
+        # Loads first, as they stand in the expression; then the iterators that are left outside of them.
+        swapped = tvm_ffi.structural_map(value, [(ir.TensorLoad, replace)], order="pre")
+        values.append(substitute(swapped, names))
+    return values
+
+
+def _load(
+    load: ir.TensorLoad,
+    var: tirx.Var,
+    base: tirx.PrimExpr,
+    width: int,
+    others: Mapping[tirx.Var, tirx.PrimExpr],
+    views: Views,
+    guarded: bool,
+) -> Callable[[int], tirx.PrimExpr]:
+    """Emit the load of one parameter for all elements and say where each one's value is."""
+    view = views[load.source.__chandle__()]
+    offset = flat_offset(load)
+    step = _step(offset, var, width)
+    dtype = str(load.ty)
+    if step is None:
+        return lambda number: view[
+            substitute(offset, {**others, var: base + integer(number) if number else base})
+        ]
+    start = substitute(offset, {**others, var: base})
+    inside = _inside(load, {**others, var: base}) if guarded else []
+    count = width if step == 1 else 1
+    kept = T.alloc_buffer((count,), dtype, scope="local")
+    if inside:
+        for number in range(count):
+            T.buffer_store(kept, tirx.const(0, dtype), [number])
+        with T.If(_all(inside)), T.Then():
+            copy_in(kept, view, start, count)
+    else:
+        copy_in(kept, view, start, count)
+    return lambda number: kept[number if count > 1 else 0]
+
+
+def copy_in(kept: tirx.Buffer, view: tirx.Buffer, start: tirx.PrimExpr, count: int) -> None:
+    """Load neighbouring elements, as many at a time as one instruction takes."""
+    widest = max(1, _WIDEST // dtype_bytes(str(kept.dtype)))
+    for first in range(0, count, widest):
+        piece = min(widest, count - first)
+        if piece == 1:
+            T.buffer_store(kept, view[start + integer(first)], [first])
+            continue
+        with T.vectorized(0, piece) as lane:
+            T.buffer_store(kept, view[start + integer(first) + lane], [integer(first) + lane])
+
+
+def copy_out(view: tirx.Buffer, start: tirx.PrimExpr, kept: tirx.Buffer, count: int) -> None:
+    """Store neighbouring elements, as many at a time as one instruction takes."""
+    widest = max(1, _WIDEST // dtype_bytes(str(kept.dtype)))
+    for first in range(0, count, widest):
+        piece = min(widest, count - first)
+        if piece == 1:
+            T.buffer_store(view, kept[first], [start + integer(first)])
+            continue
+        with T.vectorized(0, piece) as lane:
+            T.buffer_store(view, kept[integer(first) + lane], [start + integer(first) + lane])
+
+
+def _step(offset: tirx.PrimExpr, var: tirx.Var, width: int) -> int | None:
+    """1 where the elements are neighbours and aligned, 0 where they are the same, None otherwise."""
+    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
+    if not any(v.same_as(var) for v in variables):
+        return 0
+    numbers = coefficients(offset, variables)
+    if numbers is None:
+        return None
+    *steps, rest = numbers
+    own = next(n for v, n in zip(variables, steps, strict=True) if v.same_as(var))
+    aligned = all(
+        n % width == 0 for v, n in zip(variables, steps, strict=True) if not v.same_as(var)
+    )
+    return 1 if own == 1 and aligned and rest % width == 0 else None
+
+
+def _inside(load: ir.TensorLoad, names: Mapping[tirx.Var, tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+    """Conditions under which a load stays inside its buffer."""
+    found = []
+    for extent, index in zip(load.source.shape, load.indices, strict=True):
+        if isinstance(index, tirx.Var | tirx.IntImm):
+            continue  # an iterator, which never leaves its range
+        at = substitute(index, names)
+        found += [integer(0) <= at, at < integer(int(extent))]
+    return found
+
+
+def _all(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """Conjunction of one or more conditions."""
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = tirx.And(result, condition)
+    return result
+
+
+conjunction = _all

@@ -1,0 +1,400 @@
+"""The kernel: a pipeline of asynchronous copies, matrix instructions on what has arrived, then the epilogue.
+
+Tiles of the reduction go round a ring of slots in shared memory. While a warp multiplies one tile, the next ones are
+on their way; one barrier a tile is enough, because a slot is refilled only after the barrier behind its last use. The
+tiles of all anchors form one sequence, so that the ring never drains between anchors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ....compat import IRBuilder, tirx
+from ....compat import script_builder as T
+from ....guards.tensor_tiles import COLUMNS, DEPTH, ROWS, Tile
+from .device_code import OPERAND_TYPES, call
+from .epilogue import Epilogue
+from .evaluate import integer
+from .form import Anchor, Iterator, Products
+from .operand import PIECE, Access, Lines, TileCopy, access_of, decode, swizzle
+from .tile import problem_of
+
+#: Matrix instructions of a warp up to which the loop over the reduction is written out.
+_UNROLLED = 96
+
+#: Neighbouring rows of blocks that run together, so that they share columns in the second-level cache.
+_GROUP = 8
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a thread works.
+
+    Attributes
+    ----------
+    thread, lane, warp_row, warp_column, warp_depth : PrimExpr
+        Number of the thread, within its warp, and of the warp along each axis.
+    first_row, first_column : PrimExpr
+        First row and column of the block.
+    batch : dict
+        Values of the batch's iterators.
+    """
+
+    thread: tirx.PrimExpr
+    lane: tirx.PrimExpr
+    warp_row: tirx.PrimExpr
+    warp_column: tirx.PrimExpr
+    warp_depth: tirx.PrimExpr
+    first_row: tirx.PrimExpr
+    first_column: tirx.PrimExpr
+    batch: dict
+
+
+def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
+    """Write the kernel of a function.
+
+    Parameters
+    ----------
+    form : Products
+        The function.
+    tile : Tile
+        Sizes.
+
+    Returns
+    -------
+    PrimFunc
+        A scheduled function of one kernel with the parameters of the function.
+    """
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        T.func_attr({"tirx.noalias": True})
+        arguments = [
+            T.arg(
+                param.name or f"argument{number}",
+                T.buffer([int(extent) for extent in param.shape], str(param.dtype)),
+            )
+            for number, param in enumerate(form.params)
+        ]
+        problem = problem_of(form)
+        views = {}
+        for param, argument in zip(form.params, arguments, strict=True):
+            size = math.prod(int(extent) for extent in param.shape)
+            view = T.decl_buffer((size,), str(param.dtype), data=argument.data)
+            views[param.__chandle__()] = IRBuilder.name(argument.name, view)
+        with T.launch_thread("blockIdx.x", tile.blocks(problem)) as block:
+            with T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1):
+                with T.launch_thread("threadIdx.x", tile.threads) as thread:
+                    _Body(form, tile, views, block, thread).emit()
+    return builder.get()
+
+
+class _Body:
+    """Emits what one thread does."""
+
+    def __init__(self, form: Products, tile: Tile, views, block, thread) -> None:
+        self.form, self.tile, self.views = form, tile, views
+        self.place = self._place(block, thread)
+        shared = T.alloc_buffer((tile.shared_bytes(problem_of(form)),), "uint8", scope="shared.dyn")
+        self.shared = IRBuilder.name("shared", shared)
+        size = tile.row_fragments * tile.column_fragments * 4
+        self.sums = [
+            _local("sums", size * anchor.copy_count, "float32") for anchor in form.anchors
+        ]
+        # Two sets of fragments: one is loaded while the other is multiplied.
+        columns = max(a.copy_count for a in form.anchors) * tile.column_fragments
+        self.row_parts = [
+            _local("rows", tile.row_fragments * 4, "uint32") for _ in range(2)
+        ]
+        self.column_parts = [
+            _local("columns", columns * 2, "uint32") for _ in range(2)
+        ]
+
+    def _place(self, block, thread) -> Place:
+        form, tile = self.form, self.tile
+        down = -(-form.row_count // tile.rows)
+        across = -(-form.column_count // tile.columns)
+        batch = decode(block // integer(down * across), form.batch) if form.batch else {}
+        inside = block % integer(down * across) if form.batch_count > 1 else block
+        group = max(g for g in range(1, _GROUP + 1) if down % g == 0) if across > 1 else 1
+        number = inside // integer(group * across)
+        rest = inside % integer(group * across)
+        row = T.bind(number * integer(group) + rest % integer(group))
+        column = T.bind(rest // integer(group)) if across > 1 else integer(0)
+        warp = thread // integer(32)
+        return Place(
+            thread,
+            T.bind(thread % integer(32)),
+            T.bind(warp % integer(tile.warp_rows)),
+            T.bind(warp // integer(tile.warp_rows) % integer(tile.warp_columns)),
+            T.bind(warp // integer(tile.warp_rows * tile.warp_columns)),
+            T.bind(row * integer(tile.rows)),
+            T.bind(column * integer(tile.columns)),
+            {var: T.bind(value) for var, value in batch.items()},
+        )
+
+    def emit(self) -> None:
+        """Emit everything."""
+        for anchor, sums in zip(self.form.anchors, self.sums, strict=True):
+            with T.unroll(0, int(sums.shape[0])) as number:
+                T.buffer_store(sums, tirx.const(0, "float32"), [number])
+        pairs = [_Pair(self, anchor) for anchor in self.form.anchors]
+        wide = all(pair.permuted for pair in pairs)
+        for pair in pairs:
+            pair.prepare(self._group_size(wide))
+        self._pipeline(pairs)
+        Epilogue(
+            self.form, self.tile, self.place, self.sums, self.shared, self.views,
+            self._group_size(wide),
+        ).emit()  # fmt: skip
+
+    def _group_size(self, wide: bool) -> int:
+        """Column fragments whose columns are interleaved so that a lane has neighbouring ones."""
+        if not wide:
+            return 1
+        last = self.form.columns[-1].extent
+        return max(
+            g
+            for g in (1, 2, 4)
+            if self.tile.column_fragments % g == 0 and (g == 1 or last % (2 * g) == 0)
+        )
+
+    # -- the sequence of tiles --------------------------------------------------------------------
+
+    def _pipeline(self, pairs: list[_Pair]) -> None:
+        tile = self.tile
+        ahead = tile.stages - 1
+        steps = [(pair, k) for pair in pairs for k in range(pair.steps)]
+        work = len(steps) * (tile.depth // DEPTH // tile.warp_depth)
+        work *= tile.row_fragments * tile.column_fragments
+        slot_bytes = tile.stage_bytes(problem_of(self.form))
+
+        def start(number: int) -> None:
+            if number < len(steps):
+                pair, k = steps[number]
+                pair.issue(k, number % tile.stages * slot_bytes)
+            T.evaluate(call("tvmf_commit"))
+
+        def finish(number: int) -> None:
+            pair, _ = steps[number]
+            self._arrive(ahead)
+            start(number + ahead)
+            pair.multiply(number % tile.stages * slot_bytes)
+
+        for number in range(ahead):
+            start(number)
+        first = 0
+        for pair in pairs:
+            count = pair.steps
+            rolled = 0 if work <= _UNROLLED else max(0, count - ahead)
+            if rolled:
+                with T.serial(0, rolled) as k:
+                    number = k + integer(first)
+                    self._arrive(ahead)
+                    slot = (number + integer(ahead)) % integer(tile.stages)
+                    pair.issue(k + integer(ahead), T.bind(slot * integer(slot_bytes)))
+                    T.evaluate(call("tvmf_commit"))
+                    slot = number % integer(tile.stages)
+                    pair.multiply(T.bind(slot * integer(slot_bytes)))
+            for k in range(rolled, count):
+                finish(first + k)
+            first += count
+
+    def _arrive(self, ahead: int) -> None:
+        """Wait until the oldest tile is complete, for every thread."""
+        T.evaluate(call(f"tvmf_wait_{ahead - 1}"))
+        T.evaluate(call("tvmf_barrier"))
+
+
+class _Pair:
+    """The two operands of one anchor."""
+
+    def __init__(self, body: _Body, anchor: Anchor) -> None:
+        self.body, self.anchor = body, anchor
+        form = body.form
+        rows = (*form.batch, *form.rows)
+        self.row_access = access_of(anchor.rows, rows, anchor.reduced, form.inner)
+        across = (*form.batch, *anchor.copies, *form.columns)
+        self.column_access = access_of(anchor.columns, across, anchor.reduced)
+        self.steps = -(-anchor.depth // body.tile.depth)
+        self.sums = body.sums[body.form.anchors.index(anchor)]
+
+    @property
+    def permuted(self) -> bool:
+        """Whether columns can be placed in any order."""
+        return self.column_access.major == "k"
+
+    def prepare(self, group: int) -> None:
+        """Bind addresses; ``group`` column fragments are interleaved."""
+        body, form, tile, place = self.body, self.body.form, self.body.tile, self.body.place
+        rows = Lines(form.rows, form.row_count, tile.rows, place.first_row, lambda line: line)
+        self.row_copy = self._copy(self.anchor.rows, self.row_access, rows, place.batch)
+        columns = Lines(
+            form.columns, form.column_count, tile.columns, place.first_column,
+            _interleave(group) if self.permuted else lambda line: line,
+        )  # fmt: skip
+        self.column_copies = []
+        for copy in range(self.anchor.copy_count):
+            fixed = {**place.batch, **_constants(copy, self.anchor.copies)}
+            self.column_copies.append(
+                self._copy(self.anchor.columns, self.column_access, columns, fixed)
+            )
+        lane = place.lane
+        self.row_base = T.bind(_row_base(self.row_access, tile, place, lane))
+        self.column_base = T.bind(_column_base(self.column_access, tile, place, lane))
+
+    def _copy(self, operand, access: Access, lines: Lines, fixed) -> TileCopy:
+        body = self.body
+        return TileCopy(
+            operand, access, lines, fixed, self.anchor.reduced, body.tile.depth,
+            body.place.thread, body.tile.threads, body.shared, body.views, body.form.inner,
+        )  # fmt: skip
+
+    def issue(self, step, slot) -> None:
+        """Start copying one tile of both operands."""
+        offset = slot
+        for copy in (self.row_copy, *self.column_copies):
+            copy.issue(step, offset)
+            offset = offset + copy.nbytes
+
+    def multiply(self, slot) -> None:
+        """Multiply one tile, this warp's part of the reduction."""
+        tile = self.body.tile
+        count = tile.depth // DEPTH // tile.warp_depth
+        self._load(0, 0, slot)
+        for number in range(count):
+            if number + 1 < count:
+                self._load(number + 1, (number + 1) % 2, slot)
+            self._multiply(number % 2)
+
+    def _load(self, number: int, which: int, slot) -> None:
+        tile, place, body = self.body.tile, self.body.place, self.body
+        part = tile.depth // DEPTH // tile.warp_depth
+        k = place.warp_depth * integer(part) + integer(number) if tile.warp_depth > 1 else number
+        rows = body.row_parts[which]
+        for fragment in range(tile.row_fragments):
+            offset = _row_fragment(self.row_access, tile, self.row_base, place, fragment, k)
+            self._matrix(self.row_access.major == "mn", rows, 4 * fragment, slot, offset)
+        columns = body.column_parts[which]
+        base = self.row_copy.nbytes
+        for copy in range(self.anchor.copy_count):
+            for fragment in range(0, tile.column_fragments, 2):
+                offset = _column_fragment(
+                    self.column_access, tile, self.column_base, place, fragment, k
+                )
+                target = 2 * (copy * tile.column_fragments + fragment)
+                self._matrix(
+                    self.column_access.major == "mn", columns, target, slot, offset + base
+                )
+            base += self.column_copies[copy].nbytes
+
+    def _matrix(self, transposed: bool, fragments, target: int, slot, offset) -> None:
+        name = "tvmf_ldmatrix_trans" if transposed else "tvmf_ldmatrix"
+        T.evaluate(call(name, fragments.data, target, self.body.shared.data, slot + offset))
+
+    def _multiply(self, which: int) -> None:
+        tile, body = self.body.tile, self.body
+        name = f"tvmf_mma_{OPERAND_TYPES[self.anchor.rows.dtype][0]}"
+        rows, columns = body.row_parts[which], body.column_parts[which]
+        for copy in range(self.anchor.copy_count):
+            for row in range(tile.row_fragments):
+                for column in range(tile.column_fragments):
+                    target = (copy * tile.row_fragments + row) * tile.column_fragments + column
+                    T.evaluate(
+                        call(
+                            name,
+                            self.sums.data,
+                            4 * target,
+                            rows.data,
+                            4 * row,
+                            columns.data,
+                            2 * (copy * tile.column_fragments + column),
+                        )
+                    )
+
+
+def _local(name: str, size: int, dtype: str) -> tirx.Buffer:
+    """Registers of a thread."""
+    return IRBuilder.name(name, T.alloc_buffer((size,), dtype, scope="local"))
+
+
+def _constants(number: int, iterators: tuple[Iterator, ...]) -> dict:
+    """Values of iterators, the last one running fastest, of a number."""
+    values = {}
+    for iterator in reversed(iterators):
+        values[iterator.var] = integer(number % iterator.extent)
+        number //= iterator.extent
+    return values
+
+
+def _interleave(group: int):
+    """Which column of a tile stands in which line, so that a lane's columns are neighbours.
+
+    Of a fragment of eight columns, a lane has two. With the columns of ``group`` fragments interleaved, those that a
+    lane has of all of them are ``2 * group`` neighbours.
+    """
+
+    def place(line: tirx.PrimExpr) -> tirx.PrimExpr:
+        if group == 1:
+            return line
+        within = line % integer(COLUMNS * group)
+        fragment, column = within // integer(COLUMNS), within % integer(COLUMNS)
+        return (
+            line
+            - within
+            + column // integer(2) * integer(2 * group)
+            + fragment * integer(2)
+            + column % integer(2)
+        )
+
+    return place
+
+
+# Addresses within a tile in shared memory: ``ldmatrix`` takes the address of row ``lane % 8`` of matrix ``lane // 8``.
+
+
+def _row_base(access: Access, tile: Tile, place: Place, lane) -> tirx.PrimExpr:
+    matrix, row = lane // integer(8), lane % integer(8)
+    first = place.warp_row * integer(tile.rows // tile.warp_rows)
+    if access.major == "k":
+        line = first + row + matrix % integer(2) * integer(8)
+        piece = matrix // integer(2) ^ swizzle(row, 2 * tile.depth)
+        return line * integer(2 * tile.depth) + piece * integer(16)
+    # The reduction runs down the tile: matrices (rows, k), (rows + 8, k), (rows, k + 8), (rows + 8, k + 8).
+    line = row + matrix // integer(2) * integer(8)
+    return line * integer(2 * tile.rows)
+
+
+def _row_fragment(access: Access, tile: Tile, base, place: Place, fragment: int, k):
+    if access.major == "k":
+        return (base ^ _times(k, 2 * DEPTH)) + integer(fragment * ROWS * 2 * tile.depth)
+    matrix, row = place.lane // integer(8), place.lane % integer(8)
+    piece = place.warp_row * integer(tile.rows // tile.warp_rows // PIECE)
+    piece = piece + integer(2 * fragment) + matrix % integer(2)
+    swapped = piece ^ swizzle(row, 2 * tile.rows)
+    return base + _times(k, DEPTH * 2 * tile.rows) + swapped * integer(16)
+
+
+def _column_base(access: Access, tile: Tile, place: Place, lane) -> tirx.PrimExpr:
+    matrix, row = lane // integer(8), lane % integer(8)
+    first = place.warp_column * integer(tile.columns // tile.warp_columns)
+    if access.major == "k":
+        line = first + row + matrix // integer(2) * integer(8)
+        piece = matrix % integer(2) ^ swizzle(row, 2 * tile.depth)
+        return line * integer(2 * tile.depth) + piece * integer(16)
+    line = row + matrix % integer(2) * integer(8)
+    return line * integer(2 * tile.columns)
+
+
+def _column_fragment(access: Access, tile: Tile, base, place: Place, fragment: int, k):
+    if access.major == "k":
+        return (base ^ _times(k, 2 * DEPTH)) + integer(fragment * COLUMNS * 2 * tile.depth)
+    matrix, row = place.lane // integer(8), place.lane % integer(8)
+    piece = place.warp_column * integer(tile.columns // tile.warp_columns // PIECE)
+    piece = piece + integer(fragment) + matrix // integer(2)
+    swapped = piece ^ swizzle(row, 2 * tile.columns)
+    return base + _times(k, DEPTH * 2 * tile.columns) + swapped * integer(16)
+
+
+def _times(k, factor: int):
+    return integer(k * factor) if isinstance(k, int) else k * integer(factor)

@@ -1,0 +1,359 @@
+"""One operand of an anchor on its way from global memory to the registers of a warp.
+
+A tile is copied asynchronously in pieces of 16 bytes into shared memory, where pieces of a row are exchanged
+("swizzled") so that the eight rows of an 8x8 matrix that ``ldmatrix`` reads lie in different banks. A tile has the
+reduction innermost (``major == "k"``) or the rows or columns (``major == "mn"``), as the tensor has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ....compat import script_builder as T
+from ....compat import ir, tirx
+from ...analysis import nodes_of
+from .device_code import call
+from .evaluate import Views, conjunction, evaluate, integer
+from .form import Copy, InnerSum, Iterator, Operand, as_copy, coefficients, substitute, uses
+
+#: Elements of two bytes in 16 bytes.
+PIECE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """How an operand is read.
+
+    Attributes
+    ----------
+    copy : Copy or None
+        The guarded read that it is; None where it has to be computed.
+    major : str
+        ``"k"`` or ``"mn"``: what is contiguous.
+    width : int
+        Elements that can be copied at once.
+    """
+
+    copy: Copy | None
+    major: str
+    width: int
+
+
+def access_of(
+    operand: Operand,
+    across: Sequence[Iterator],
+    reduced: Sequence[Iterator],
+    inner: Sequence[InnerSum] = (),
+) -> Access:
+    """Find out how an operand can be read.
+
+    Parameters
+    ----------
+    operand : Operand
+        The operand.
+    across : sequence of Iterator
+        Its rows (or columns, copies and batch included).
+    reduced : sequence of Iterator
+        The reduction.
+    inner : sequence of InnerSum
+        Sums that it may be computed from.
+    """
+    copy = as_copy(operand.value, inner)
+    if copy is None:
+        return Access(None, "k", 1)
+    variables = list({v.__chandle__(): v for v in nodes_of(copy.offset, tirx.Var)}.values())
+    numbers = coefficients(copy.offset, variables) if variables else None
+    if numbers is None:
+        return Access(None, "k", 1)
+    steps = dict(zip([v.__chandle__() for v in variables], numbers, strict=False))
+    for major, iterators in (("k", reduced), ("mn", across)):
+        last = next((i for i in reversed(iterators) if i.extent > 1), None)
+        if last is None or steps.get(last.var.__chandle__()) != 1:
+            continue
+        rest = [n for h, n in steps.items() if h != last.var.__chandle__()] + numbers[-1:]
+        width = math.gcd(PIECE, last.extent, *rest)
+        if any(uses(condition, last.var) for condition in copy.conditions):
+            width = 1
+        if width >= (2 if major == "k" else PIECE):
+            return Access(copy, major, width)
+    return Access(None, "k", 1)
+
+
+def swizzle(row: tirx.PrimExpr, row_bytes: int) -> tirx.PrimExpr | int:
+    """What the piece numbers of a row of a tile are combined with (exclusive or)."""
+    pieces = row_bytes // 16
+    # Pieces are exchanged within aligned groups of a power of two, so that they stay in their row.
+    group = min(8, pieces & -pieces)
+    if group == 1:
+        return integer(0)
+    # Of shorter rows (or groups) as many lie in different banks already as fill 128 bytes.
+    return row // integer(8 // group) & integer(group - 1)
+
+
+def decode(number: tirx.PrimExpr, iterators: Sequence[Iterator]) -> dict:
+    """Values of iterators, the last one running fastest, of a position."""
+    values = {}
+    for place, iterator in reversed(list(enumerate(iterators))):
+        if iterator.extent == 1:
+            values[iterator.var] = integer(0)
+            continue
+        outer = any(i.extent > 1 for i in iterators[:place])
+        values[iterator.var] = number % integer(iterator.extent) if outer else number
+        number = number // integer(iterator.extent)
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """The rows (or columns) of a tile.
+
+    Attributes
+    ----------
+    iterators : tuple of Iterator
+        What a position decodes to.
+    count : int
+        How many there are in the whole tensor.
+    tile : int
+        How many a tile has.
+    first : PrimExpr
+        Position of the tile's first.
+    place : callable
+        From the number of a line in shared memory to its number in the tile.
+    """
+
+    iterators: tuple[Iterator, ...]
+    count: int
+    tile: int
+    first: tirx.PrimExpr
+    place: Callable[[tirx.PrimExpr], tirx.PrimExpr]
+
+
+class TileCopy:
+    """Copies the tiles of one operand.
+
+    Parameters
+    ----------
+    operand : Operand
+        The operand.
+    access : Access
+        How it is read.
+    lines : Lines
+        Its rows or columns.
+    fixed : mapping of Var to PrimExpr
+        Values of the batch and, for one copy of the columns, of the copy's iterators.
+    reduced : tuple of Iterator
+        The reduction.
+    depth : int
+        Elements of the reduction in a tile.
+    thread, threads : PrimExpr and int
+        This thread and how many take part.
+    shared : Buffer
+        Shared memory.
+    views : mapping
+        The parameters.
+    inner : sequence of InnerSum
+        Sums that it is computed from.
+    """
+
+    def __init__(
+        self,
+        operand: Operand,
+        access: Access,
+        lines: Lines,
+        fixed: Mapping[tirx.Var, tirx.PrimExpr],
+        reduced: tuple[Iterator, ...],
+        depth: int,
+        thread: tirx.PrimExpr,
+        threads: int,
+        shared: tirx.Buffer,
+        views: Views,
+        inner: Sequence[InnerSum] = (),
+    ) -> None:
+        self.operand, self.access, self.lines = operand, access, lines
+        self.fixed, self.reduced, self.depth = dict(fixed), reduced, depth
+        self.total = math.prod(i.extent for i in reduced)
+        self.shared, self.views, self.inner = shared, views, inner
+        along = depth if access.major == "k" else lines.tile
+        self.row_bytes = 2 * along
+        pieces = along // PIECE
+        self.piece = T.bind(thread % integer(pieces)) if pieces > 1 else integer(0)
+        self.row = T.bind(thread // integer(pieces))
+        rows = lines.tile if access.major == "k" else depth
+        self.rows_at_once = max(1, threads // pieces)
+        self.passes = -(-rows // self.rows_at_once)
+        self.partial = rows % self.rows_at_once != 0
+        self.rows = rows
+        self._prepare()
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory of one tile."""
+        return 2 * self.lines.tile * self.depth
+
+    def _prepare(self) -> None:
+        """Bind what stays the same for every tile of the reduction."""
+        self.targets, self.starts = [], []
+        if self.access.major == "k":
+            for number in range(self.passes):
+                row = self.row + integer(number * self.rows_at_once)
+                self.starts.append(self._line(self.lines.place(row)))
+        else:
+            self.starts.append(self._line(self.piece * integer(PIECE)))
+        for number in range(self.passes):
+            row = self.row + integer(number * self.rows_at_once)
+            swapped = self.piece ^ swizzle(row, self.row_bytes)
+            self.targets.append(T.bind(row * integer(self.row_bytes) + swapped * integer(16)))
+
+    def _line(self, place: tirx.PrimExpr) -> tuple:
+        """Offset of a line in the tensor, whether it exists, and its iterators' values."""
+        lines = self.lines
+        position = T.bind(lines.first + place)
+        values = {v: T.bind(e) for v, e in decode(position, lines.iterators).items()}
+        exists = None if lines.count % lines.tile == 0 else position < integer(lines.count)
+        if exists is not None:
+            exists = T.bind(exists)
+        offset = None
+        if self.access.copy is not None:
+            zero = {i.var: integer(0) for i in self.reduced}
+            offset = T.bind(substitute(self.access.copy.offset, {**values, **self.fixed, **zero}))
+        return offset, exists, values
+
+    def issue(self, step: tirx.PrimExpr | int, slot: tirx.PrimExpr | int) -> None:
+        """Start copying one tile.
+
+        Parameters
+        ----------
+        step : PrimExpr or int
+            Number of the tile along the reduction.
+        slot : PrimExpr or int
+            Where the tile goes: byte offset in shared memory.
+        """
+        for number in range(self.passes):
+            if self.partial:
+                row = self.row + integer(number * self.rows_at_once)
+                with T.If(row < integer(self.rows)), T.Then():
+                    self._pass(number, step, slot)
+            else:
+                self._pass(number, step, slot)
+
+    def _pass(self, number: int, step, slot) -> None:
+        target = self.targets[number] + slot
+        if self.access.copy is None:
+            self._compute(number, step, target)
+            return
+        width = self.access.width
+        for part in range(PIECE // width):
+            if self.access.major == "k":
+                start = self.starts[number]
+                k = step * integer(self.depth) + self.piece * integer(PIECE) + integer(part * width)
+            else:
+                start = self.starts[0]
+                k = step * integer(self.depth) + self.row + integer(number * self.rows_at_once)
+            offset, exists, values = start
+            names = {**values, **self.fixed, **decode(k, self.reduced)}
+            conditions = [] if exists is None else [exists]
+            if self.total % self.depth:
+                conditions.append(k < integer(self.total))
+            conditions += [substitute(c, names) for c in self.access.copy.conditions]
+            valid = conjunction(conditions) if conditions else tirx.IntImm("bool", 1)
+            view = self.views[self.access.copy.buffer.__chandle__()]
+            along = self._along(names)
+            copied = call(
+                f"tvmf_copy_async_{2 * width}",
+                self.shared.data,
+                target + integer(2 * part * width),
+                view.data,
+                offset + along,
+                valid,
+            )
+            T.evaluate(copied)
+
+    def _along(self, names: Mapping) -> tirx.PrimExpr:
+        """What the reduction adds to the offset."""
+        still = {
+            v: integer(0)
+            for v in nodes_of(self.access.copy.offset, tirx.Var)
+            if not any(v.same_as(i.var) for i in self.reduced)
+        }
+        moved = substitute(self.access.copy.offset, {**names, **still})
+        zero = substitute(
+            self.access.copy.offset, {**{i.var: integer(0) for i in self.reduced}, **still}
+        )
+        return moved - zero
+
+    def _compute(self, number: int, step, target) -> None:
+        """Compute a piece element by element, or from wide loads where the reduction's last iterator allows."""
+        _, exists, values = self.starts[number]
+        first = step * integer(self.depth) + self.piece * integer(PIECE)
+        names = {**values, **self.fixed}
+        dtype = self.operand.dtype
+        piece = T.alloc_buffer((PIECE,), dtype, scope="local")
+        conditions = [] if exists is None else [exists]
+        last = self.reduced[-1]
+        if last.extent % PIECE == 0:
+            decoded = {v: T.bind(e) for v, e in decode(first, self.reduced).items()}
+            base = decoded.pop(last.var)
+            if self.total % self.depth:
+                conditions.append(first < integer(self.total))
+            self._fill(piece, 0, PIECE, last.var, base, {**names, **decoded}, conditions)
+        else:
+            for place in range(PIECE):
+                k = first + integer(place)
+                decoded = {v: T.bind(e) for v, e in decode(k, self.reduced).items()}
+                base = decoded.pop(last.var)
+                more = [k < integer(self.total)] if self.total % self.depth else []
+                self._fill(piece, place, 1, last.var, base, {**names, **decoded}, conditions + more)
+        T.evaluate(call("tvmf_store_shared_16", self.shared.data, target, piece.data))
+
+    def _fill(self, piece, place: int, count: int, var, base, names, conditions) -> None:
+        def values() -> None:
+            known = self._sums(var, base, count, names)
+            found = evaluate(self.operand.value, var, base, count, names, self.views, known)
+            for number, value in enumerate(found):
+                T.buffer_store(piece, value, [place + number])
+
+        if not conditions:
+            values()
+            return
+        for number in range(count):
+            T.buffer_store(piece, tirx.const(0, str(piece.dtype)), [place + number])
+        with T.If(conjunction(conditions)), T.Then():
+            values()
+
+    def _sums(self, var, base, count: int, names: Mapping):
+        """Emit the sums that the operand reads and say what each read of one is."""
+        kept = []
+        for load in nodes_of(self.operand.value, ir.TensorLoad):
+            for inner in self.inner:
+                if load.source.same_as(inner.buffer):
+                    kept.append((load, self._sum(inner, load, var, base, count, names)))
+        if not kept:
+            return lambda *_: None
+        handles = {load.__chandle__(): total for load, total in kept}
+
+        def known(load: ir.TensorLoad, number: int):
+            total = handles.get(load.__chandle__())
+            return None if total is None else total[number]
+
+        return known
+
+    def _sum(self, inner: InnerSum, load, var, base, count: int, names: Mapping) -> tirx.Buffer:
+        total = T.alloc_buffer((count,), "float32", scope="local")
+        for number in range(count):
+            T.buffer_store(total, tirx.const(0, "float32"), [number])
+        at = {
+            own: index
+            for own, index in zip(inner.indices, load.indices, strict=True)
+            if isinstance(own, tirx.Var)
+        }
+        ranges = [range(i.extent) for i in inner.reduced]
+        for position in itertools.product(*ranges):
+            steps = {i.var: integer(p) for i, p in zip(inner.reduced, position, strict=True)}
+            added = substitute(inner.value, {**at, **steps})
+            values = evaluate(added, var, base, count, names, self.views, lambda *_: None)
+            for number, value in enumerate(values):
+                T.buffer_store(total, total[number] + value, [number])
+        return total

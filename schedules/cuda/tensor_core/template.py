@@ -1,0 +1,63 @@
+"""The template: sums of 16-bit products with float32 accumulators on tensor cores."""
+
+from __future__ import annotations
+
+from ....compat import Target, tirx
+from ....devices import device_for
+from ....guards.tensor_tiles import best_tiles
+from ...base import CONSTANTS, PACKED, ScheduleTemplate
+from .form import Anchor, Products, products
+from .kernel import kernel
+from .packing import pack
+from .operand import access_of
+from .tile import problem_of
+
+_TYPES = ("float16", "bfloat16")
+
+#: Rows below which an instruction's sixteen are mostly idle, and shorter reductions than which there is little to copy.
+_LEAST_ROWS, _LEAST_DEPTH = 4, 16
+
+
+class TensorCore(ScheduleTemplate):
+    """Convolutions and matrix products of 16-bit operands that meet in elementwise outputs."""
+
+    name = "tensor_core"
+    kind = "cuda"
+    #: ``cp.async`` and ``mma.sync.m16n8k16``.
+    min_arch = 80
+
+    def apply(
+        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
+    ) -> tirx.PrimFunc | None:
+        """Return the kernel; None when the function has another form, type, or too few rows."""
+        form = products(func)
+        if form is None or not fits(form):
+            return None
+        form, packed = pack(form, constants_of(func))
+        for choice in best_tiles(problem_of(form), device_for(target)):
+            made = kernel(form, choice.tile)
+            return made.with_attr(PACKED, packed) if packed else made
+        return None
+
+
+def constants_of(func: tirx.PrimFunc) -> set[int]:
+    """Numbers of the parameters that are constants wherever a function is called."""
+    numbers = func.attrs.get(CONSTANTS) if func.attrs is not None else None
+    return {int(number) for number in numbers or ()}
+
+
+def fits(form: Products) -> bool:
+    """Whether tensor cores are worth using for a function of this form."""
+    if any(anchor.rows.dtype not in _TYPES for anchor in form.anchors):
+        return False
+    if form.row_count < _LEAST_ROWS or form.column_count < 8:
+        return False
+    if max(anchor.depth for anchor in form.anchors) < _LEAST_DEPTH:
+        return False
+    return all(_columns_are_copied(form, anchor) for anchor in form.anchors)
+
+
+def _columns_are_copied(form: Products, anchor: Anchor) -> bool:
+    """Whether the column operand is read as it is: computed element by element, it takes longer than multiply-adds."""
+    across = (*form.batch, *anchor.copies, *form.columns)
+    return access_of(anchor.columns, across, anchor.reduced).copy is not None

@@ -1,0 +1,28 @@
+"""What the search for a tile needs to know of a function."""
+
+from __future__ import annotations
+
+import math
+
+from ....compat import tirx
+from ....guards.tensor_tiles import Problem
+from ...analysis import nodes_of
+from .form import Products
+
+
+def problem_of(form: Products) -> Problem:
+    """Describe a function to the search."""
+    part = 0
+    for store in form.stores:
+        for condition in store.conditions:
+            for bound in nodes_of(condition, tirx.IntImm):
+                part = math.gcd(part, int(bound))
+    return Problem(
+        form.row_count,
+        form.column_count,
+        form.batch_count,
+        tuple(anchor.depth for anchor in form.anchors),
+        tuple(anchor.copy_count for anchor in form.anchors),
+        part,
+        form.column_count if form.inner else 0,
+    )

@@ -1,0 +1,122 @@
+"""Which groups multiply on tensor cores, and what they need there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..devices import DeviceSpec, capability
+from ..graph.dataflow import DataflowGraph, Operator
+from ..strategies.base import Proposal
+from .needs import Footprint
+from .tensor_tiles import RATES, Choice, Problem, best_tiles
+from .tiling import contraction_of
+
+#: Least compute capability times ten with ``cp.async`` and the 16-bit ``mma.sync`` that the template uses.
+_LEAST_CAPABILITY = 80
+#: Rows, columns and depth from which on the template takes a product (see schedules/cuda/tensor_core/template.py).
+_LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
+
+#: Multiply-adds a cycle of a multiprocessor for a depthwise convolution that a block computes for its own product.
+_DEPTHWISE = 16.0
+
+
+def multiplies_on_tensor_cores(
+    graph: DataflowGraph, dense: list[Operator], device: DeviceSpec
+) -> bool:
+    """Whether the tensor-core template takes these anchors: 16-bit, dense, channels last."""
+    if device.kind != "cuda" or capability(device.arch) < _LEAST_CAPABILITY or not dense:
+        return False
+    return all(_takes(graph, anchor) for anchor in dense)
+
+
+def _takes(graph: DataflowGraph, anchor: Operator) -> bool:
+    data = graph.tensors[anchor.inputs[0]]
+    if data.dtype not in ("float16", "bfloat16"):
+        return False
+    if anchor.op != "matmul":
+        layout = str(anchor.attrs.get("data_layout", "NCHW"))
+        if layout != "NHWC" or int(anchor.attrs.get("groups") or 1) > 1:
+            return False
+    what = contraction_of(graph, anchor)
+    return (
+        what.rows >= _LEAST_ROWS and what.columns >= _LEAST_COLUMNS and what.depth >= _LEAST_DEPTH
+    )
+
+
+def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> Problem:
+    """Describe a group to the search for a tile."""
+    form, join = proposal.option("form"), proposal.option("join")
+    parts = [contraction_of(graph, anchor) for anchor in dense]
+    first, batch = parts[0], _batch(graph, dense[0])
+    rows, columns, part = first.rows // batch, first.columns, 0
+    depths, copies = (first.depth,), (1,)
+    if form == "merged" and join in ("apart", "concat"):
+        columns = sum(c.columns for c in parts)
+        part = math.gcd(*(c.columns for c in parts)) if join == "apart" else 0
+    elif form == "merged":
+        depths, copies = (max(c.depth for c in parts),), (len(parts),)
+    elif form == "joined":
+        depths, copies = tuple(c.depth for c in parts), (1,) * len(parts)
+    elif form == "collapsed":
+        depths = (max(c.depth for c in parts),)
+    return Problem(rows, columns, batch, depths, copies, part)
+
+
+def _batch(graph: DataflowGraph, anchor: Operator) -> int:
+    """Matrix products that an anchor is: those with a right operand of their own."""
+    if anchor.op != "matmul":
+        return 1
+    return math.prod(e or 1 for e in graph.tensors[anchor.inputs[1]].shape[:-2])
+
+
+def tensor_footprint(
+    graph: DataflowGraph, proposal: Proposal, dense: list[Operator], flops: int, device: DeviceSpec
+) -> Footprint | None:
+    """Estimate a group on tensor cores; None when no tile fits."""
+    problem = problem_of(graph, proposal, dense)
+    chosen = best_tiles(problem, device)
+    return _footprint(problem, chosen[0], flops, 0.0) if chosen else None
+
+
+def depthwise_product(
+    graph: DataflowGraph, proposal: Proposal, dense: list[Operator], device: DeviceSpec
+) -> Footprint | None:
+    """Estimate a depthwise convolution whose result a block multiplies at once; None when it is anything else."""
+    first, second = (contraction_of(graph, anchor) for anchor in dense)
+    if not first.is_depthwise or second.window != 1 or second.stride != 1:
+        return None
+    if not multiplies_on_tensor_cores(graph, dense[1:], device):
+        return None
+    rows, columns = second.rows, second.columns
+    problem = Problem(rows, columns, 1, (second.depth,), (1,), 0, columns)
+    chosen = best_tiles(problem, device)
+    if not chosen:
+        return None
+    flops = sum(graph.by_name[name].flops for name in proposal.operators)
+    repeats = -(-columns // chosen[0].tile.columns)
+    work = first.rows * first.columns * first.window * repeats
+    extra = work / (device.multiprocessors * _DEPTHWISE * RATES.clock)
+    found = _footprint(problem, chosen[0], flops, extra)
+    inner = sum(graph.by_name[n].flops for n in proposal.operators if n == dense[0].name)
+    return dataclasses.replace(
+        found,
+        flops=flops + inner * (repeats - 1),
+        recompute=1 + inner * (repeats - 1) / max(flops, 1),
+        repeated=dense[0].name if repeats > 1 else "",
+    )
+
+
+def _footprint(problem: Problem, chosen: Choice, flops: int, extra: float) -> Footprint:
+    tile = chosen.tile
+    return Footprint(
+        tile.threads,
+        tile.blocks(problem),
+        tile.registers(problem),
+        tile.shared_bytes(problem),
+        flops,
+        outputs=problem.rows * problem.columns * problem.batch,
+        depth=sum(problem.depths),
+        microseconds=chosen.microseconds + extra,
+        dynamic_shared=True,
+    )
