@@ -12,6 +12,7 @@ import tvm_ffi
 
 from ..compat import Target, s_tir, structural_equal, structural_hash, tirx
 from ..errors import LoweringError
+from .analysis import root_block
 from .base import ScheduleTemplate
 
 _LOG = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         if result is None:
             continue
         scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
+        scheduled = _with_root(scheduled)
         # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
         if func.attrs is None or "global_symbol" not in func.attrs:
             scheduled = scheduled.without_attr("global_symbol")
@@ -142,6 +144,14 @@ def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     raise LoweringError(
         f"no schedule template for {target.kind.name} makes one kernel of this function; leave it ungrouped"
     )
+
+
+def _with_root(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put a body without blocks into a root block, where passes of Relax look for one."""
+    if root_block(func) is not None:
+        return func
+    root = s_tir.SBlock([], [], [], "root", func.body)
+    return func.with_body(s_tir.SBlockRealize([], True, root))
 
 
 def _with_legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..compat import Constant, ir, relax, tvm, with_functions
+from ..compat import Constant, ir, relax, tirx, tvm, update_type, with_functions
 from ..schedules.base import PACKED
 
 
@@ -24,6 +24,7 @@ def pack_constants(mod: tvm.IRModule) -> tvm.IRModule:
     }
     if not wanted:
         return mod
+    renewed = {name: _renewed(mod[name], name) for name in wanted}
     made: dict[tuple, Constant] = {}
 
     def permuted(constant: Constant, axes: list[int]) -> Constant:
@@ -44,13 +45,19 @@ def pack_constants(mod: tvm.IRModule) -> tvm.IRModule:
                 for number, arg in enumerate(value.args[1].fields)
             ]
             if axes_of:
-                args = [value.args[0], relax.Tuple(fields), *value.args[2:]]
+                callee = renewed[value.args[0].name_hint][0]
+                args = [callee, relax.Tuple(fields), *value.args[2:]]
                 value = relax.Call(value.op, args, value.attrs, value.ty_args)
         bindings.append(relax.VarBinding(binding.var, value))
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], main.body.body)
-    out = with_functions(mod)
     new_main = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    out.update_func(out.get_global_var("main"), new_main)
-    for name in wanted:
-        out.update_func(out.get_global_var(name), mod[name].without_attr(PACKED))
-    return relax.transform.Normalize()(out)
+    functions = {gv: f for gv, f in mod.functions.items() if gv.name_hint not in wanted}
+    functions[mod.get_global_var("main")] = new_main
+    return relax.transform.Normalize()(with_functions(mod, functions | dict(renewed.values())))
+
+
+def _renewed(func: tirx.PrimFunc, name: str) -> tuple[ir.GlobalVar, tirx.PrimFunc]:
+    """The function without the attribute, and a name for it that has its own type: shapes changed."""
+    var, func = ir.GlobalVar(name), func.without_attr(PACKED)
+    update_type(var, func.ty)
+    return var, func
