@@ -1,7 +1,8 @@
 """Elementwise and other injective functions: every output element depends on inputs alone.
 
-Everything is inlined into the outputs, which share one grid. Where rows are long enough, a thread moves 16 bytes at a
-time: inputs and outputs pass through registers, so that only copies are vectorised and any function may be computed.
+Outputs of one size are one kernel of ``elements``. The rest is scheduled here: everything is inlined into the outputs,
+which share one grid. Where rows are long enough, a thread moves 16 bytes at a time: inputs and outputs pass through
+registers, so that only copies are vectorised and any function may be computed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from ...compat import Target, s_tir, tirx
 from ..analysis import Access, Block, Structure, dtype_bytes, local_bytes, structure
 from ..base import Limits, ScheduleTemplate, limits
 from ..steps import fuse_loops, inline_injective, isolate_outputs, loops_of
+from .elements import element_kernel
 
 _THREADS = 256
 
@@ -27,12 +29,15 @@ class Elementwise(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    ) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None when a block reduces, or is no plain loop nest, or a shape is symbolic."""
         sch = s_tir.Schedule(func)
         info = structure(sch)
         if info is None or not (info.is_static and info.is_regular) or info.reductions:
             return None
+        kernel = element_kernel(func, target)
+        if kernel is not None:
+            return kernel
         isolate_outputs(sch)
         info = inline_injective(sch)
         if any(not block.is_output for block in info.blocks):

@@ -7,6 +7,7 @@ from ..analysis import Block, structure
 from ..base import ScheduleTemplate, limits
 from .contraction import apply_contraction
 from .row_blocks import apply_rows
+from .rows import row_kernel
 
 #: Up to so many rows every weight is used so rarely that reading the weights is all the time there is.
 _FEW_ROWS = 2
@@ -20,14 +21,15 @@ class MatrixVector(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
-        """Return the schedule; None unless every reduction is a product that uses its weights at most twice."""
+    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+        """Return the kernel; None unless every reduction is a product that uses its weights at most twice."""
         info = structure(s_tir.Schedule(func))
         if info is None or not info.is_static or not info.reductions:
             return None
         if not all(is_product(block) and _reuse(block) <= _FEW_ROWS for block in info.reductions):
             return None
-        return apply_rows(func, limits(target))
+        kernel = row_kernel(func, target)
+        return apply_rows(func, limits(target)) if kernel is None else kernel
 
 
 class Matmul(ScheduleTemplate):

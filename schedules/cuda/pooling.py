@@ -1,18 +1,21 @@
-"""Pooling over small windows: each thread computes its output element alone, window and epilogue included.
+"""Pooling over small windows: each thread computes its output elements alone, windows and epilogue included.
 
-Neighbouring threads read overlapping windows, which the cache serves; a prologue is computed again for every window
-that an input element falls into.
+Where channels are neighbours in memory a thread has several of them and reads them at once. Neighbouring threads read
+overlapping windows, which the cache serves; a prologue is computed again for every window that an input element falls
+into.
 """
 
 from __future__ import annotations
 
 from ...compat import Target, s_tir, tirx
+from ...devices import device_for
 from ..analysis import structure
 from ..base import ScheduleTemplate, limits
 from ..steps import inline_injective, isolate_outputs, move_into_threads
-
-#: The largest window that one thread walks alone.
-_WINDOW = 64
+from .model import widens_bfloat16
+from .row_across import AcrossRows
+from .row_shape import row_shape, row_work
+from .window_stages import WINDOW, window_function
 
 _THREADS = 128
 
@@ -25,7 +28,7 @@ class Pooling(ScheduleTemplate):
 
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    ) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None for a reduction without a window or with a large one, or that feeds another."""
         sch = s_tir.Schedule(func)
         info = structure(sch)
@@ -34,8 +37,11 @@ class Pooling(ScheduleTemplate):
         names = {block.name for block in info.reductions}
         for block in info.reductions:
             slides = block.has_window and len(block.reads) == 1
-            if not slides or block.extent(block.reduced) > _WINDOW or names & info.ancestors(block):
+            if not slides or block.extent(block.reduced) > WINDOW or names & info.ancestors(block):
                 return None
+        kernel = window_kernel(func, target)
+        if kernel is not None:
+            return kernel
         isolate_outputs(sch)
         info = inline_injective(sch)
         if any(not (block.is_reduction or block.is_output) for block in info.blocks):
@@ -44,3 +50,27 @@ class Pooling(ScheduleTemplate):
             return None
         move_into_threads(sch, info, min(_THREADS, limits(target).threads))
         return sch
+
+
+def window_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """Write a kernel in which a thread reduces the windows of a few neighbouring output elements.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        The function; left untouched.
+    target : Target
+        Where it will run.
+
+    Returns
+    -------
+    PrimFunc or None
+        None when the function has another form.
+    """
+    # Before sm_80 TVM computes bfloat16 on integers, which has no vectors.
+    form = None if widens_bfloat16(func, target) else window_function(func)
+    if form is None:
+        return None
+    work = row_work(form, across=True)
+    shape = row_shape(work, device_for(target), limits(target).threads, most_lines=1)
+    return None if shape is None or shape.rounds > 1 else AcrossRows(form, shape).function()

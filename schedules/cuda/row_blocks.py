@@ -36,6 +36,8 @@ class Rows:
         Number of rows, and elements reduced per row (of the longest reduction).
     across : bool
         Whether neighbouring addresses belong to neighbouring rows rather than to one row.
+    classes : dict of (block name, iterator number) to int
+        Iterators that walk the same axis have the same number.
     """
 
     info: Structure
@@ -43,6 +45,7 @@ class Rows:
     row_count: int
     length: int
     across: bool
+    classes: dict[tuple[str, int], int]
 
 
 def recognise(sch: s_tir.Schedule, bounds: Limits) -> Rows | None:
@@ -135,7 +138,7 @@ def rows_of(info: Structure, blocks: Sequence[Block]) -> Rows | None:
     across = bool(innermost) and not any(i in first.reduced for i in innermost[-1])
     count = first.extent(row_iters[first.name])
     length = max(block.extent(block.reduced) for block in blocks)
-    return Rows(info, row_iters, count, length, across)
+    return Rows(info, row_iters, count, length, across, classes)
 
 
 def apply_rows(func: tirx.PrimFunc, bounds: Limits) -> s_tir.Schedule | None:

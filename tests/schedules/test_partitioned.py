@@ -193,7 +193,7 @@ def test_a_member_of_many_threads_takes_fewer_beside_one_of_few():
     def make(builder, a, b, x, w):
         return [builder.emit(op.matmul(a, b)), conv_relu(builder, x, w)]
 
-    shapes = [(1, 300), (300, 50), (1, 8, 10, 10), (12, 8, 1, 1)]
+    shapes = [(1, 1024), (1024, 50), (1, 8, 10, 10), (12, 8, 1, 1)]
     func = group_function(group_module(shapes, "float32", make))
     alone = [cuda_emulation.launch_of(registry.schedule(p, SM90)[0]) for p in split_members(func)]
     assert alone[0].block[0] * alone[0].block[1] > 256
@@ -204,7 +204,7 @@ def test_members_of_many_threads_keep_them():
     def make(builder, a, b, c):
         return [builder.emit(op.matmul(a, b)), builder.emit(op.matmul(a, c))]
 
-    func = group_function(group_module([(1, 300), (300, 50), (300, 50)], "float32", make))
+    func = group_function(group_module([(1, 1024), (1024, 50), (1024, 50)], "float32", make))
     (first, second) = [
         lower_member(registry.schedule(p, SM90)[0], SM90) for p in split_members(func)
     ]
