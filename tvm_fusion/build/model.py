@@ -15,6 +15,7 @@ from ..planner.plan import Plan, Rejection, Ungrouped
 from ..transform.fuse import apply_plan, plan_module
 from ..transform.lower_groups import lower_groups
 from ..transform.schedule_groups import TEMPLATE, schedule_functions
+from . import tir_pipeline
 from .executable import CompiledModel
 from .signature import signature_of, with_signature
 
@@ -110,7 +111,12 @@ def build_module(mod: tvm.IRModule, target: Target) -> Any:
     """
     try:
         with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
-            return tvm.compile(mod, target=target, relax_pipeline=build_pipeline(target))
+            return tvm.compile(
+                mod,
+                target=target,
+                relax_pipeline=build_pipeline(target),
+                tir_pipeline=tir_pipeline.NAME if target.kind.name == "cuda" else "default",
+            )
     except BUILD_ERRORS as err:
         raise CompilerError(f"the compiler rejects the generated code: {last_line(err)}") from err
 

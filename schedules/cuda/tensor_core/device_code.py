@@ -48,6 +48,7 @@ def _sources() -> dict[str, str]:
             '               : "=r"(v[0]), "=r"(v[1]) : "r"(address) : "memory");\n}'
         ),
     }
+    made.update(_cluster_sources())
     for size in (4, 8, 16):
         # Only 16-byte copies may bypass the first-level cache.
         cache = "cg" if size == 16 else "ca"
@@ -59,6 +60,13 @@ def _sources() -> dict[str, str]:
             f"  int bytes = valid ? {size} : 0;\n"
             f'  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;"\n'
             '               :: "r"(address), "l"(global + index), "r"(bytes) : "memory");\n}'
+        )
+    for name, instruction in (("wait_for_previous", "wait"), ("let_next_start", "launch_dependents")):
+        made[f"tvmf_{name}"] = (
+            f"void tvmf_{name}() {{\n"
+            "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n"
+            f'  asm volatile("griddepcontrol.{instruction};" ::: "memory");\n'
+            "#endif\n}"
         )
     made["tvmf_select"] = (
         "template <typename T>\n"
@@ -105,6 +113,44 @@ def _sources() -> dict[str, str]:
         name: (source if source.startswith("template") else _HEAD + source) + "\n"
         for name, source in made.items()
     }
+
+
+def _cluster_sources() -> dict[str, str]:
+    """Functions with which the threads of a row, of one block or of the blocks of a cluster, exchange numbers."""
+    made = {
+        "tvmf_shuffle_xor": (
+            "float tvmf_shuffle_xor(float value, int bits) {\n"
+            "  return __shfl_xor_sync(0xffffffffu, value, bits);\n}"
+        ),
+        "tvmf_store_shared_4": (
+            "void tvmf_store_shared_4(void* shared, int offset, float value) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            '  asm volatile("st.shared.f32 [%0], %1;" :: "r"(address), "f"(value) : "memory");\n}'
+        ),
+        "tvmf_load_shared_16": (
+            "void tvmf_load_shared_16(float* values, int index, const void* shared, int offset) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  float* v = values + index;\n"
+            '  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"\n'
+            '               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(address) : "memory");\n}'
+        ),
+        # The same place in the shared memory of another block of the cluster.
+        "tvmf_store_cluster_4": (
+            "void tvmf_store_cluster_4(void* shared, int offset, float value, int rank) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            '  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));\n'
+            '  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(address), "f"(value) : "memory");\n}'
+        ),
+    }
+    for name, what in (
+        ("tvmf_cluster_begin", "arrive.relaxed"),
+        ("tvmf_cluster_arrive", "arrive.release"),
+        ("tvmf_cluster_wait", "wait.acquire"),
+    ):
+        made[name] = (
+            f'void {name}() {{ asm volatile("barrier.cluster.{what}.aligned;" ::: "memory"); }}'
+        )
+    return made
 
 
 #: CUDA source of each device function by its name.

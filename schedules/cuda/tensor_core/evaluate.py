@@ -65,7 +65,7 @@ def evaluate(
         for seen, get in loaded:
             if tvm_ffi.structural_equal(seen, load, map_free_vars=False):
                 return get
-        get = _load(load, var, base, width, others, views, guarded)
+        get = load_elements(load, var, base, width, others, views, guarded)
         loaded.append((load, get))
         return get
 
@@ -87,7 +87,7 @@ def evaluate(
     return values
 
 
-def _load(
+def load_elements(
     load: ir.TensorLoad,
     var: tirx.Var,
     base: tirx.PrimExpr,
@@ -99,7 +99,7 @@ def _load(
     """Emit the load of one parameter for all elements and say where each one's value is."""
     view = views[load.source.__chandle__()]
     offset = flat_offset(load)
-    step = _step(offset, var, width)
+    step = step_of(offset, var, width)
     dtype = str(load.ty)
     if step is None:
         return lambda number: view[
@@ -143,7 +143,7 @@ def copy_out(view: tirx.Buffer, start: tirx.PrimExpr, kept: tirx.Buffer, count: 
             T.buffer_store(view, kept[integer(first) + lane], [start + integer(first) + lane])
 
 
-def _step(offset: tirx.PrimExpr, var: tirx.Var, width: int) -> int | None:
+def step_of(offset: tirx.PrimExpr, var: tirx.Var, width: int) -> int | None:
     """1 where the elements are neighbours and aligned, 0 where they are the same, None otherwise."""
     variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
     if not any(v.same_as(var) for v in variables):

@@ -127,6 +127,8 @@ class Products:
         What is written for each output element.
     inner : tuple of InnerSum
         Sums that row operands are computed from.
+    constants : tuple of Buffer
+        Parameters that are the same at every call.
     """
 
     params: tuple[tirx.Buffer, ...]
@@ -136,6 +138,7 @@ class Products:
     anchors: tuple[Anchor, ...]
     stores: tuple[Store, ...]
     inner: tuple[InnerSum, ...] = ()
+    constants: tuple[tirx.Buffer, ...] = ()
 
     @property
     def row_count(self) -> int:
@@ -203,10 +206,45 @@ def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products |
     stores: list[Store] = []
     for block in outputs:
         names = {i.var: axis.var for i, axis in zip(block.iter_vars, axes, strict=True)}
-        found = _stores(substitute(block.body, names), ())
+        found = flat_stores(substitute(block.body, names))
         if found is None:
             return None
         stores += found
+    found = anchors_of(sch, form, axes, symmetric)
+    if found is None:
+        return None
+    anchors, (batch, rows, columns) = found
+    inner = _inner_sums(sch, form, anchors, symmetric)
+    if inner is None:
+        return None
+    return Products(
+        tuple(sch.mod["main"].params), batch, rows, columns, anchors, tuple(stores), inner
+    )
+
+
+def anchors_of(
+    sch: s_tir.Schedule, form: Contraction, axes: list[Iterator], symmetric: bool = False
+) -> tuple[tuple[Anchor, ...], tuple] | None:
+    """Describe anchors and sort the axes that they share.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        Holds the anchors' blocks.
+    form : Contraction
+        The anchors, and which of their iterators walks which axis.
+    axes : list of Iterator
+        The axes.
+    symmetric : bool
+        Whether copies may belong to row operands too.
+
+    Returns
+    -------
+    anchors : tuple of Anchor
+        The anchors.
+    roles : tuple of (batch, rows, columns)
+        Each a tuple of Iterator.
+    """
     read = []
     for anchor in form.anchors:
         described = _anchor(sch, form, anchor, axes)
@@ -216,16 +254,9 @@ def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products |
     roles = _roles(axes, read, symmetric)
     if roles is None:
         return None
-    batch, rows, columns, flipped = roles
+    *sorted_axes, flipped = roles
     anchors = tuple(_finish(raw, flip) for raw, flip in zip(read, flipped, strict=True))
-    if None in anchors:
-        return None
-    inner = _inner_sums(sch, form, anchors, symmetric)
-    if inner is None:
-        return None
-    return Products(
-        tuple(sch.mod["main"].params), batch, rows, columns, anchors, tuple(stores), inner
-    )
+    return None if None in anchors else (anchors, tuple(sorted_axes))
 
 
 def _inner_sums(
@@ -269,16 +300,16 @@ def _inner_sum(sch: s_tir.Schedule, block: Block) -> InnerSum | None:
     return InnerSum(body.buffer, indices, added, tuple(reduced))
 
 
-def _stores(stmt: tirx.Stmt, conditions: tuple) -> list[Store] | None:
-    """Flatten a body of stores under conditions."""
+def flat_stores(stmt: tirx.Stmt, conditions: tuple = ()) -> list[Store] | None:
+    """Flatten a body of stores under conditions; None when it does anything else."""
     if isinstance(stmt, tirx.BufferStore):
         return [Store(conditions, stmt.buffer, tuple(stmt.indices), stmt.value)]
     if isinstance(stmt, tirx.SeqStmt):
-        parts = [_stores(part, conditions) for part in stmt.seq]
+        parts = [flat_stores(part, conditions) for part in stmt.seq]
     elif isinstance(stmt, tirx.IfThenElse):
-        parts = [_stores(stmt.then_case, (*conditions, stmt.condition))]
+        parts = [flat_stores(stmt.then_case, (*conditions, stmt.condition))]
         if stmt.else_case is not None:
-            parts.append(_stores(stmt.else_case, (*conditions, tirx.Not(stmt.condition))))
+            parts.append(flat_stores(stmt.else_case, (*conditions, tirx.Not(stmt.condition))))
     else:
         return None
     return None if None in parts else [store for part in parts for store in part]

@@ -7,15 +7,17 @@ tiles of all anchors form one sequence, so that the ring never drains between an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 
 from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
 from ....guards.tensor_tiles import COLUMNS, DEPTH, ROWS, Tile
 from .device_code import OPERAND_TYPES, call
 from .epilogue import Epilogue
-from .evaluate import integer
+from .evaluate import Views, integer
 from .form import Anchor, Iterator, Products
 from .operand import PIECE, Access, Lines, TileCopy, access_of, decode, swizzle
 from .tile import problem_of
@@ -66,6 +68,32 @@ def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
     PrimFunc
         A scheduled function of one kernel with the parameters of the function.
     """
+    blocks = tile.blocks(problem_of(form))
+    return write_function(
+        form, blocks, tile.threads, lambda *names: Body(form, tile, *names).emit()
+    )
+
+
+def write_function(
+    form: Products,
+    blocks: int,
+    threads: int,
+    emit: Callable[[Views, tirx.Var, tirx.Var], None],
+    cluster: int = 1,
+) -> tirx.PrimFunc:
+    """Write a function of one kernel with the parameters of another.
+
+    Parameters
+    ----------
+    form : Products
+        Has the parameters.
+    blocks, threads : int
+        Size of the grid and of a block.
+    emit : callable
+        Emits the kernel's body, given views of the parameters, the number of the block and that of the thread.
+    cluster : int
+        Neighbouring blocks that run together and reach each other's shared memory.
+    """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         T.func_attr({"tirx.noalias": True})
@@ -76,27 +104,31 @@ def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
             )
             for number, param in enumerate(form.params)
         ]
-        problem = problem_of(form)
         views = {}
         for param, argument in zip(form.params, arguments, strict=True):
             size = math.prod(int(extent) for extent in param.shape)
             view = T.decl_buffer((size,), str(param.dtype), data=argument.data)
             views[param.__chandle__()] = IRBuilder.name(argument.name, view)
-        with T.launch_thread("blockIdx.x", tile.blocks(problem)) as block:
-            with T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1):
-                with T.launch_thread("threadIdx.x", tile.threads) as thread:
-                    _Body(form, tile, views, block, thread).emit()
+        with contextlib.ExitStack() as inside:
+            block = inside.enter_context(T.launch_thread("blockIdx.x", blocks))
+            if cluster > 1:
+                inside.enter_context(T.launch_thread("clusterCtaIdx.x", cluster))
+            inside.enter_context(T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1))
+            thread = inside.enter_context(T.launch_thread("threadIdx.x", threads))
+            emit(views, block, thread)
     return builder.get()
 
 
-class _Body:
+class Body:
     """Emits what one thread does."""
 
     def __init__(self, form: Products, tile: Tile, views, block, thread) -> None:
         self.form, self.tile, self.views = form, tile, views
         self.place = self._place(block, thread)
-        shared = T.alloc_buffer((tile.shared_bytes(problem_of(form)),), "uint8", scope="shared.dyn")
+        shared = T.alloc_buffer((self.shared_bytes,), "uint8", scope="shared.dyn")
         self.shared = IRBuilder.name("shared", shared)
+        #: Column fragments that are interleaved.
+        self.group = 1
         size = tile.row_fragments * tile.column_fragments * 4
         self.sums = [
             _local("sums", size * anchor.copy_count, "float32") for anchor in form.anchors
@@ -109,6 +141,11 @@ class _Body:
         self.column_parts = [
             _local("columns", columns * 2, "uint32") for _ in range(2)
         ]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.tile.shared_bytes(problem_of(self.form))
 
     def _place(self, block, thread) -> Place:
         form, tile = self.form, self.tile
@@ -140,13 +177,20 @@ class _Body:
                 T.buffer_store(sums, tirx.const(0, "float32"), [number])
         pairs = [_Pair(self, anchor) for anchor in self.form.anchors]
         wide = all(pair.permuted for pair in pairs)
+        self.group = self._group_size(wide)
         for pair in pairs:
-            pair.prepare(self._group_size(wide))
+            pair.prepare(self.group)
         self._pipeline(pairs)
+        self.finish()
+
+    def begin(self) -> None:
+        """Emit what runs while the first tiles arrive."""
+
+    def finish(self) -> None:
+        """Emit what follows the sums."""
         Epilogue(
-            self.form, self.tile, self.place, self.sums, self.shared, self.views,
-            self._group_size(wide),
-        ).emit()  # fmt: skip
+            self.form, self.tile, self.place, self.sums, self.shared, self.views, self.group
+        ).emit()
 
     def _group_size(self, wide: bool) -> int:
         """Column fragments whose columns are interleaved so that a lane has neighbouring ones."""
@@ -169,20 +213,28 @@ class _Body:
         work *= tile.row_fragments * tile.column_fragments
         slot_bytes = tile.stage_bytes(problem_of(self.form))
 
-        def start(number: int) -> None:
+        def start(number: int, part: str = "both") -> None:
             if number < len(steps):
                 pair, k = steps[number]
-                pair.issue(k, number % tile.stages * slot_bytes)
-            T.evaluate(call("tvmf_commit"))
+                pair.issue(k, number % tile.stages * slot_bytes, part)
 
         def finish(number: int) -> None:
             pair, _ = steps[number]
             self._arrive(ahead)
             start(number + ahead)
+            T.evaluate(call("tvmf_commit"))
             pair.multiply(number % tile.stages * slot_bytes)
 
+        # The next kernel may set itself up while this one runs, as this one does now: until the previous kernel is
+        # complete, it reads nothing but constants.
+        T.evaluate(call("tvmf_let_next_start"))
         for number in range(ahead):
-            start(number)
+            start(number, "constant")
+        T.evaluate(call("tvmf_wait_for_previous"))
+        for number in range(ahead):
+            start(number, "other")
+            T.evaluate(call("tvmf_commit"))
+        self.begin()
         first = 0
         for pair in pairs:
             count = pair.steps
@@ -209,7 +261,7 @@ class _Body:
 class _Pair:
     """The two operands of one anchor."""
 
-    def __init__(self, body: _Body, anchor: Anchor) -> None:
+    def __init__(self, body: Body, anchor: Anchor) -> None:
         self.body, self.anchor = body, anchor
         form = body.form
         rows = (*form.batch, *form.rows)
@@ -248,13 +300,15 @@ class _Pair:
         return TileCopy(
             operand, access, lines, fixed, self.anchor.reduced, body.tile.depth,
             body.place.thread, body.tile.threads, body.shared, body.views, body.form.inner,
+            body.form.constants,
         )  # fmt: skip
 
-    def issue(self, step, slot) -> None:
-        """Start copying one tile of both operands."""
+    def issue(self, step, slot, part: str = "both") -> None:
+        """Start copying one tile of both operands, or of the ``"constant"`` or ``"other"`` ones."""
         offset = slot
         for copy in (self.row_copy, *self.column_copies):
-            copy.issue(step, offset)
+            if part == "both" or (part == "constant") == copy.is_constant:
+                copy.issue(step, offset)
             offset = offset + copy.nbytes
 
     def multiply(self, slot) -> None:

@@ -156,6 +156,8 @@ class TileCopy:
         The parameters.
     inner : sequence of InnerSum
         Sums that it is computed from.
+    constants : sequence of Buffer
+        Parameters that are the same at every call.
     """
 
     def __init__(
@@ -171,11 +173,13 @@ class TileCopy:
         shared: tirx.Buffer,
         views: Views,
         inner: Sequence[InnerSum] = (),
+        constants: Sequence[tirx.Buffer] = (),
     ) -> None:
         self.operand, self.access, self.lines = operand, access, lines
         self.fixed, self.reduced, self.depth = dict(fixed), reduced, depth
         self.total = math.prod(i.extent for i in reduced)
         self.shared, self.views, self.inner = shared, views, inner
+        self.constants = tuple(constants)
         along = depth if access.major == "k" else lines.tile
         self.row_bytes = 2 * along
         pieces = along // PIECE
@@ -187,6 +191,12 @@ class TileCopy:
         self.partial = rows % self.rows_at_once != 0
         self.rows = rows
         self._prepare()
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether what is copied is the same at every call."""
+        copy = self.access.copy
+        return copy is not None and any(copy.buffer.same_as(c) for c in self.constants)
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ....compat import Target, tirx
 from ....devices import device_for
 from ....guards.tensor_tiles import best_tiles
@@ -33,7 +35,10 @@ class TensorCore(ScheduleTemplate):
         form = products(func)
         if form is None or not fits(form):
             return None
-        form, packed = pack(form, constants_of(func))
+        numbers = constants_of(func)
+        form, packed = pack(form, numbers)
+        constants = tuple(form.params[number] for number in sorted(numbers))
+        form = dataclasses.replace(form, constants=constants)
         for choice in best_tiles(problem_of(form), device_for(target)):
             made = kernel(form, choice.tile)
             return made.with_attr(PACKED, packed) if packed else made

@@ -1,0 +1,62 @@
+"""TVM's lowering of kernels, with launches that overlap where kernels say so.
+
+A kernel that waits for its predecessor by itself (``griddepcontrol.wait``, sm_90 and later) may be launched before the
+predecessor is complete ("programmatic dependent launch"): its launch, its set-up and its reads of constants then cost
+nothing. TVM's runtime launches so when the kernel's launch parameters have a tag, which TVM 0.27 has no way to write
+from a function that is not split into host and device yet; the pass below adds it afterwards.
+"""
+
+from __future__ import annotations
+
+from ..compat import ir, s_tir, tirx, tvm
+from ..schedules.analysis import nodes_of
+from ..schedules.base import arch_number
+
+#: Name under which the pipeline is registered with TVM.
+NAME = "tvm_fusion"
+
+#: TVM's spelling.
+_TAG = "tirx.use_programtic_dependent_launch"
+_PARAMETERS = "tirx.kernel_launch_params"
+#: First arch that can.
+_LEAST_ARCH = 90
+#: Device function that waits for the previous kernel.
+_WAIT = "tvmf_wait_for_previous"
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvm_fusion.OverlapLaunches")
+class OverlapLaunches:
+    """Tag the kernels that wait for their predecessor by themselves."""
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Tag the kernels of a device module."""
+        for gv, func in mod.functions_items():
+            if func.attrs is None or _PARAMETERS not in func.attrs:
+                continue
+            if arch_number(func.attrs["target"]) < _LEAST_ARCH or not _waits(func):
+                continue
+            tags = [str(tag) for tag in func.attrs[_PARAMETERS]]
+            if _TAG not in tags:
+                mod.update_func(gv, func.with_attr(_PARAMETERS, [*tags, _TAG]))
+        return mod
+
+
+def _waits(func: tirx.PrimFunc) -> bool:
+    for call in nodes_of(func.body, ir.Call):
+        if getattr(call.op, "name", "") == "tirx.cuda.func_call":
+            if str(getattr(call.args[0], "value", "")) == _WAIT:
+                return True
+    return False
+
+
+def pipeline():
+    """TVM's default pipeline of TensorIR with the pass above at its end."""
+    lower, host, device = s_tir.pipeline.default_s_tir_pipeline()
+
+    def finish():
+        return tvm.transform.Sequential([device(), OverlapLaunches()])
+
+    return lower, host, finish
+
+
+tirx.register_tir_pipeline(NAME, pipeline)
