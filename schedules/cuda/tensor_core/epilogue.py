@@ -10,6 +10,7 @@ from ....compat import ir, sym, tirx
 from ....compat import script_builder as T
 from ....guards.tensor_tiles import COLUMNS, ROWS, Tile
 from ...analysis import dtype_bytes, nodes_of
+from ..fast_math import NARROW, fast_math, to_type
 from .device_code import call
 from .evaluate import Views, conjunction, copy_out, evaluate, integer
 from .form import Products, Store, flat_offset, substitute
@@ -189,7 +190,7 @@ class Epilogue:
             def write() -> None:
                 shift = lambda load, number: lookup(load, number + first)  # noqa: E731
                 found = evaluate(
-                    store.value, last.var, start, width, everything, self.views, shift
+                    _fast(store), last.var, start, width, everything, self.views, shift
                 )
                 self._write(store, everything, start, found)
 
@@ -290,6 +291,14 @@ class Epilogue:
                             T.buffer_store(total, total[number] + part[number], [number])
                 kept[anchor, copy] = total
         return lambda anchor, copy, number: kept[anchor, copy][number]
+
+
+def _fast(store: Store) -> tirx.PrimExpr:
+    """A store's value with its arithmetic in float32, as the sums are."""
+    dtype = str(store.buffer.dtype)
+    if not dtype.startswith(("float", "bfloat")):
+        return store.value
+    return to_type(fast_math(store.value, narrow=dtype in NARROW), dtype)
 
 
 @dataclasses.dataclass(frozen=True)

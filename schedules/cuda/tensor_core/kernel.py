@@ -53,7 +53,7 @@ class Place:
     batch: dict
 
 
-def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
+def kernel(form: Products, tile: Tile, requested: int = 0) -> tirx.PrimFunc:
     """Write the kernel of a function.
 
     Parameters
@@ -62,6 +62,8 @@ def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
         The function.
     tile : Tile
         Sizes.
+    requested : int
+        Shared memory to ask for, in bytes, where that is more than the kernel uses.
 
     Returns
     -------
@@ -70,7 +72,7 @@ def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
     """
     blocks = tile.blocks(problem_of(form))
     return write_function(
-        form, blocks, tile.threads, lambda *names: Body(form, tile, *names).emit()
+        form, blocks, tile.threads, lambda *names: Body(form, tile, *names, requested).emit()
     )
 
 
@@ -122,8 +124,11 @@ def write_function(
 class Body:
     """Emits what one thread does."""
 
-    def __init__(self, form: Products, tile: Tile, views, block, thread) -> None:
+    def __init__(
+        self, form: Products, tile: Tile, views, block, thread, requested: int = 0
+    ) -> None:
         self.form, self.tile, self.views = form, tile, views
+        self.requested = requested
         self.place = self._place(block, thread)
         shared = T.alloc_buffer((self.shared_bytes,), "uint8", scope="shared.dyn")
         self.shared = IRBuilder.name("shared", shared)
@@ -145,7 +150,7 @@ class Body:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.tile.shared_bytes(problem_of(self.form))
+        return max(self.requested, self.tile.shared_bytes(problem_of(self.form)))
 
     def _place(self, block, thread) -> Place:
         form, tile = self.form, self.tile

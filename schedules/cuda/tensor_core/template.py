@@ -39,8 +39,9 @@ class TensorCore(ScheduleTemplate):
         form, packed = pack(form, numbers)
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
-        for choice in best_tiles(problem_of(form), device_for(target)):
-            made = kernel(form, choice.tile)
+        problem, device = problem_of(form), device_for(target)
+        for choice in best_tiles(problem, device):
+            made = kernel(form, choice.tile, choice.tile.requested_bytes(problem, device))
             return made.with_attr(PACKED, packed) if packed else made
         return None
 

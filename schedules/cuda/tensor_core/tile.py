@@ -25,4 +25,5 @@ def problem_of(form: Products) -> Problem:
         tuple(anchor.copy_count for anchor in form.anchors),
         part,
         form.column_count if form.inner else 0,
+        max((math.prod(i.extent for i in inner.reduced) for inner in form.inner), default=0),
     )

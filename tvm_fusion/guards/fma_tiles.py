@@ -1,0 +1,198 @@
+"""Tiles of kernels of float32 multiply-adds, and a model of where a multiprocessor's time goes with each.
+
+The model has four parts: what warps issue (multiply-adds, loads from shared memory, copies, and what each tile of the
+reduction takes besides), shared-memory loads, traffic from the second-level cache, and the chain of dependent steps of
+one warp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+
+from ..devices import DeviceSpec
+
+#: Lanes of a warp.
+WARP = 32
+
+#: Numbers in one load or store of 16 bytes.
+VECTOR = 4
+
+#: Accumulators of a thread, so that what is multiplied and addresses fit beside them in 255 registers.
+_SUMS = 128
+
+#: Registers for addresses and the epilogue.
+_ADDRESSES = 44
+
+#: Bytes of shared memory that the driver keeps for itself in each block.
+_RESERVED = 1024
+
+#: Blocks a multiprocessor from which on it does not matter which one runs them.
+_FEW_BLOCKS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """What the search knows of one operand: its lines (output rows or columns) times the reduction.
+
+    Attributes
+    ----------
+    count : int
+        Lines.
+    copies : int
+        Lines of the operand for each line of the output.
+    width : int
+        Neighbouring lines that are copied at once (1, 2 or 4); 0 where the operand is computed.
+    transposed : bool
+        Whether the reduction is contiguous in the tensor and lines are not.
+    """
+
+    count: int
+    copies: int = 1
+    width: int = VECTOR
+    transposed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What the search knows of a function: sums of products that meet in elementwise outputs.
+
+    Attributes
+    ----------
+    rows, columns : Side
+        The operands; of several anchors, the worst of each.
+    batch : int
+        Number of outputs.
+    depths : tuple of int
+        Length of each anchor's reduction.
+    inner : tuple of int
+        Length of each anchor's innermost iterator.
+    sums : tuple of int
+        Sums of each anchor per output element.
+    """
+
+    rows: Side
+    columns: Side
+    batch: int
+    depths: tuple[int, ...]
+    inner: tuple[int, ...]
+    sums: tuple[int, ...]
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both operands."""
+        return self.rows, self.columns
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Tile:
+    """Sizes of a thread block's work.
+
+    A thread has ``thread_rows`` x ``thread_columns`` outputs, in groups of four neighbours; the groups of the lanes of
+    a warp alternate, so that what the lanes load from shared memory together is contiguous.
+
+    Attributes
+    ----------
+    thread_rows, thread_columns : int
+        Outputs of a thread.
+    lane_rows : int
+        Lanes of a warp along the rows; the others are along the columns.
+    warp_rows, warp_columns, warp_depth : int
+        Warps that share the rows, the columns and the reduction.
+    depth : int
+        Elements of the reduction in shared memory at a time.
+    stages : int
+        Tiles of the reduction that are in shared memory or on the way.
+    """
+
+    thread_rows: int
+    thread_columns: int
+    lane_rows: int
+    warp_rows: int
+    warp_columns: int
+    warp_depth: int
+    depth: int
+    stages: int
+
+    @property
+    def lane_columns(self) -> int:
+        """Lanes of a warp along the columns."""
+        return WARP // self.lane_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return self.warp_rows * self.lane_rows * self.thread_rows
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return self.warp_columns * self.lane_columns * self.thread_columns
+
+    @property
+    def row_vector(self) -> int:
+        """Neighbouring rows of a thread."""
+        return min(VECTOR, self.thread_rows)
+
+    @property
+    def column_vector(self) -> int:
+        """Neighbouring columns of a thread."""
+        return min(VECTOR, self.thread_columns)
+
+    @property
+    def slice_threads(self) -> int:
+        """Threads that share the outputs of a block."""
+        return WARP * self.warp_rows * self.warp_columns
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.slice_threads * self.warp_depth
+
+    def blocks(self, problem: Problem) -> int:
+        """Thread blocks of a kernel."""
+        down, across = (
+            -(-side.count // size)
+            for side, size in zip(problem.sides, (self.rows, self.columns), strict=True)
+        )
+        return down * across * problem.batch
+
+    def strides(self, problem: Problem) -> tuple[int, int]:
+        """Numbers from one element of the reduction to the next in shared memory, of both operands."""
+        rows, columns = problem.sides
+        return _stride(rows, self.rows), _stride(columns, self.columns)
+
+    def stage_bytes(self, problem: Problem) -> int:
+        """Shared memory of one tile of the operands, of the anchor with the largest."""
+        pairs = zip(problem.sides, self.strides(problem), strict=True)
+        return 4 * self.depth * sum(side.copies * stride for side, stride in pairs)
+
+    def exchange_bytes(self, problem: Problem) -> int:
+        """Shared memory in which warps that share the reduction add their sums; it reuses the tiles'."""
+        if self.warp_depth == 1:
+            return 0
+        return 4 * self.warp_depth * self.rows * self.columns * sum(problem.sums)
+
+    def shared_bytes(self, problem: Problem) -> int:
+        """Shared memory of a block."""
+        return max(self.stages * self.stage_bytes(problem), self.exchange_bytes(problem))
+
+    def registers(self, problem: Problem) -> int:
+        """Estimated registers of a thread: sums, two sets of what is multiplied, addresses."""
+        sums = self.thread_rows * self.thread_columns * sum(problem.sums)
+        parts = self.thread_rows * problem.rows.copies + self.thread_columns * problem.columns.copies
+        return min(255, sums + 2 * parts + _ADDRESSES)
+
+
+def _stride(side: Side, lines):
+    """Length of a row of shared memory.
+
+    Where a tile is transposed on the way, it is an odd number of 16-byte pieces: eight neighbours along the reduction,
+    of four neighbouring lines each, then lie in 32 different banks.
+    """
+    pieces = -(-lines // VECTOR)
+    return VECTOR * (pieces + (1 - pieces % 2 if side.transposed else 0))
