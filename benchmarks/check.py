@@ -3,7 +3,8 @@
     python benchmarks/check.py results.json
 
 Exit code 0 if all hold, 1 if any is missed. A row that was not measured, or whose result is wrong,
-misses its targets. Noise is printed beside a miss, and does not excuse it.
+misses its targets. Noise is printed beside a miss, and does not excuse it. Aims that are missed, and rows
+without targets that are slower than our own unfused plan, are printed too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ EACH_EXPERT, MEAN_EXPERT = 0.95, 1.2
 EACH_PEER_FLOAT32 = 1.0
 #: Largest time of ``gelu_ln`` at float16, in microseconds, on an H200.
 GELU_LN_US = 80.0
+#: Aims at float16: most times the floor, best peers' geometric mean, ``gelu_ln`` in microseconds.
+AIM_FLOOR, AIM_MEAN_PEER, AIM_GELU_LN_US = 2.5, 2.5, 62.0
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -120,11 +123,35 @@ def _float16_only(rows: Sequence[Mapping[str, Any]], device: str) -> Iterator[st
             yield f"float16: geometric mean {mean:.3f}x {what}, must be {least:g}x"
 
 
+def notes(results: Mapping[str, Any]) -> list[str]:
+    """Say which aims are missed, and which rows without targets are slower than our unfused plan."""
+    out: list[str] = []
+    measured = [r for r in results["rows"] if r.get("ours_us")]
+    for row in measured:
+        if row["name"] not in TARGET_ROWS and row.get("unfused_us"):
+            out += _against_unfused(row)
+    rows = [r for r in measured if r["dtype"] == "float16" and r["name"] in TARGET_ROWS]
+    for row in rows:
+        where, ours, expert = f"{row['name']} float16", row["ours_us"], row.get("expert_us")
+        if row.get("floor_us") and ours / row["floor_us"] > AIM_FLOOR:
+            out.append(f"{where}: {ours / row['floor_us']:.2f}x the floor, aim {AIM_FLOOR:g}x")
+        if expert and ours > expert:
+            out.append(f"{where}: {expert / ours:.3f}x the expert, aim 1x")
+        if row["name"] == "gelu_ln" and ours > AIM_GELU_LN_US:
+            out.append(f"{where}: {ours:.1f} us, aim {AIM_GELU_LN_US:g}")
+    mean = geometric_mean(best[1] / r["ours_us"] for r in rows if (best := best_peer(r)))
+    if mean < AIM_MEAN_PEER:
+        out.append(f"float16: geometric mean {mean:.3f}x the best peer, aim {AIM_MEAN_PEER:g}x")
+    return out
+
+
 def report(results: Mapping[str, Any]) -> list[str]:
     """Print which targets are missed, and which peers are; return the former."""
     for row in results["rows"]:
         for name, why in sorted(row.get("missing", {}).items()):
             print(f"missing: {row['name']} {row['dtype']} {name}: {why}")
+    for text in notes(results):
+        print(f"note: {text}")
     missed = failures(results)
     for text in missed:
         print(f"FAILED: {text}")

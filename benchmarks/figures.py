@@ -2,6 +2,7 @@
 
     python benchmarks/figures.py --out figures.json                # measure on this GPU, and print
     python benchmarks/figures.py --out figures.json --curve 128    # also the curve, 128×128 maps
+    python benchmarks/figures.py --out figures.json --curve 128 --only-curve    # add it to the file
     python benchmarks/figures.py --show figures.json -o figures.md --plot curve.png
 
 Fused and unfused are this project's own kernels, one per group and one per operator; launches, bytes and
@@ -176,7 +177,9 @@ def plot(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def measure_curve(sizes: Sequence[int], dtypes: Sequence[str], target: str) -> list[dict[str, Any]]:
+def measure_curve(
+    sizes: Sequence[int], dtypes: Sequence[str], target: str, members: Sequence[int]
+) -> list[dict[str, Any]]:
     """Run ``members_curve.py`` on the case of one input, summed.
 
     Raises
@@ -192,6 +195,8 @@ def measure_curve(sizes: Sequence[int], dtypes: Sequence[str], target: str) -> l
         target,
         "--case",
         "one input, summed",
+        "--members",
+        *map(str, members),
     ]
     for size in sizes:
         command += ["--size", str(size)]
@@ -222,9 +227,17 @@ def main() -> int:
         help="size of the curve's maps; repeatable",
     )
     parser.add_argument("--curve-target", default="cuda")
+    parser.add_argument(
+        "--curve-members",
+        type=int,
+        nargs="*",
+        default=list(range(2, 13)),
+        help="numbers of members",
+    )
+    parser.add_argument("--only-curve", action="store_true", help="measure no rows")
     args, others = parser.parse_known_args()
     status = 0
-    if args.show is None:
+    if args.show is None and not args.only_curve:
         from run import main as run
 
         rows = args.rows or ",".join(line.row for line in LINES)
@@ -233,7 +246,9 @@ def main() -> int:
     path = args.show or args.out
     results = json.loads(path.read_text())
     if args.curve and args.show is None:
-        results["curve"] = measure_curve(args.curve, args.dtypes.split(","), args.curve_target)
+        results["curve"] = measure_curve(
+            args.curve, args.dtypes.split(","), args.curve_target, args.curve_members
+        )
         write_results(path, results)
     if args.output:
         args.output.write_text(markdown(results))

@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def main() -> None:
             {"row": k.row, "outputs": k.outputs, "func": tvm.ir.save_json(k.func)}
             for k in kernels.values()
         ]
-        rows = measure(items, args.target, jobs=8)
+        rows = measure(items, args.target, jobs=max(1, (os.cpu_count() or 2) - 1))
         times = {r["hash"]: r["measured_us"] for r in rows if r.get("measured_us")}
     rows = [as_row(p, times) for p in found]
     if args.json:

@@ -7,6 +7,7 @@
 - *call*: 20 calls one after another without a graph, then one synchronisation, by the host's clock;
   median of 10, divided by 20.
 
+Of a workload so slow that this takes more than a second, fewer replays and repeats count.
 Without a GPU only the host's clock is left: warm and call are both calls without a graph.
 """
 
@@ -23,8 +24,11 @@ from cuda_driver import Driver
 
 COPIES, REPLAYS, CALL_REPEATS = 20, 30, 10
 FLUSH_BYTES = 512 << 20
-#: Seconds of replays before a measurement, in which the clocks rise.
-WARM_UP = 0.05
+#: Seconds of replays before a measurement, in which the clocks rise. Contenders are measured one right
+#: after another, so the device is not idle before either.
+WARM_UP = 0.02
+#: Seconds that the replays of one measurement may take, unless they are ``LEAST`` or fewer.
+LONGEST, LEAST = 1.0, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +105,35 @@ class CudaClock:
         """Make a captured graph ready to launch."""
         return self.cuda.handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
 
+    def nodes(self, graph: ctypes.c_void_p) -> int:
+        """Number of a captured graph's nodes."""
+        count = ctypes.c_size_t()
+        self.cuda("cuGraphGetNodes", graph, None, ctypes.byref(count))
+        return count.value
+
+    def chain(self, graph: ctypes.c_void_p, copies: int) -> ctypes.c_void_p:
+        """Put a captured graph into a new one, some times one after another, ready to launch."""
+        whole = self.cuda.handle("cuGraphCreate", ctypes.c_uint(0))
+        try:
+            before = ctypes.c_void_p()
+            for i in range(copies):
+                node = ctypes.c_void_p()
+                self.cuda(
+                    "cuGraphAddChildGraphNode", ctypes.byref(node), whole,
+                    ctypes.byref(before), ctypes.c_size_t(min(i, 1)), graph,
+                )  # fmt: skip
+                before = node
+            return self.instantiate(whole)
+        finally:
+            self.cuda("cuGraphDestroy", whole)
+
+    def fill(self, address: int, size: int) -> None:
+        """Enqueue writing NaN (of any float type) to some bytes."""
+        self.cuda(
+            "cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(255), ctypes.c_size_t(size),
+            self.stream,
+        )  # fmt: skip
+
     def destroy(self, graph: ctypes.c_void_p) -> None:
         """Free a graph."""
         self.cuda("cuGraphExecDestroy", graph)
@@ -110,8 +143,8 @@ class CudaClock:
 
         So the host's own time is hidden behind the replay (or the flush) before.
         """
-        self._warm_up(launch)
-        for first, last in self._events:
+        events = self._events[: number_in_time(self._warm_up(launch), REPLAYS)]
+        for first, last in events:
             if cold:
                 self.flush()
             self.cuda("cuEventRecord", first, self.stream)
@@ -119,19 +152,24 @@ class CudaClock:
             self.cuda("cuEventRecord", last, self.stream)
         self.sync()
         passed, times = ctypes.c_float(), []
-        for pair in self._events:
+        for pair in events:
             self.cuda("cuEventElapsedTime", ctypes.byref(passed), *pair)
             times.append(passed.value * 1e3)
         return times
 
-    def _warm_up(self, launch: Callable[[], None]) -> None:
-        end = time.perf_counter() + WARM_UP
-        while time.perf_counter() < end:
-            for _ in range(5):
-                launch()
+    def _warm_up(self, launch: Callable[[], None]) -> float:
+        """Replay for a while; return the seconds of one replay, the host's wait included."""
+        launch()
+        self.sync()
+        begin, count = time.perf_counter(), 0
+        while not count or time.perf_counter() < begin + WARM_UP:
+            launch()
             self.sync()
+            count += 1
+        seconds = (time.perf_counter() - begin) / count
         for _ in range(2):  # the device is busy when the first event is enqueued
             launch()
+        return seconds
 
     def measure(
         self,
@@ -146,12 +184,19 @@ class CudaClock:
         return Times(warm, cold, call_time(call, self.sync))
 
 
+def number_in_time(seconds: float, most: int) -> int:
+    """How many runs of some seconds each make a measurement: ``most``, or fewer if they are long."""
+    return max(LEAST, min(most, int(LONGEST / max(seconds, 1e-9))))
+
+
 def call_time(call: Callable[[], Any], sync: Callable[[], None]) -> float:
     """Microseconds per call of calls without a graph (*call* of the protocol)."""
     call()
     sync()
-    times = []
-    for _ in range(CALL_REPEATS):
+    begin, times = time.perf_counter(), []
+    call()
+    sync()
+    for _ in range(number_in_time((time.perf_counter() - begin) * COPIES, CALL_REPEATS)):
         start = time.perf_counter()
         for _ in range(COPIES):
             call()

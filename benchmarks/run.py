@@ -45,11 +45,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--contenders", help=f"comma-separated, of {', '.join(CONTENDERS)}")
     p.add_argument("--without", default="", help="contenders to leave out, comma-separated")
     p.add_argument("--rounds", type=int, default=5, help="measurements of each contender, in turn")
-    p.add_argument("--batch", type=int, default=6, help="rows prepared together")
+    p.add_argument("--batch", type=int, default=12, help="rows prepared together")
     p.add_argument(
         "--budget", type=float, default=float("inf"), help="begin no batch after these seconds"
     )
     p.add_argument("--prepare-limit", type=float, default=180.0, help="seconds to compile one row")
+    p.add_argument(
+        "--batch-limit", type=float, default=float("inf"), help="seconds to compile a batch"
+    )
     p.add_argument(
         "--measure-limit", type=float, default=60.0, help="seconds for one round of one contender"
     )
@@ -206,10 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.out,
         contenders,
         rounds,
-        max(2, args.batch),
+        max(1, args.batch),
         args.budget,
         args.prepare_limit,
         args.measure_limit,
+        args.batch_limit,
         args.retry,
     )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:

@@ -20,6 +20,8 @@ from rows import EMPTY, ROWS
 
 Key = tuple[str, str]
 EMPTY_KEY: Key = (EMPTY.name, "float32")
+#: Seconds of one measurement after which two rounds are enough.
+SLOW = 2.0
 
 
 @dataclasses.dataclass
@@ -40,6 +42,8 @@ class Options:
         Seconds after which no batch is begun.
     prepare_limit, measure_limit : float
         Seconds for one contender to compile a row, and for one round.
+    batch_limit : float
+        Seconds after which a batch is measured; what is not compiled by then is missing.
     retry : bool
         Whether rows in which a contender is missing are measured again.
     """
@@ -51,6 +55,7 @@ class Options:
     budget: float = float("inf")
     prepare_limit: float = 180.0
     measure_limit: float = 60.0
+    batch_limit: float = float("inf")
     retry: bool = False
 
 
@@ -100,8 +105,8 @@ class Runner:
         self.say(f"{len(todo)} rows to measure, {len(keys) - len(todo)} are finished")
         try:
             if needs_empty and todo:
-                self._batch([EMPTY_KEY, *todo[: options.batch - 1]])
-                todo = todo[options.batch - 1 :]
+                self._batch([EMPTY_KEY, *todo[: options.batch]])
+                todo = todo[options.batch :]
             while todo:
                 spent = time.monotonic() - self.start
                 if spent > options.budget:
@@ -165,6 +170,8 @@ class Runner:
         written = {k: threading.Event() for k in keys}
         failed: dict[Key, str] = {}
         self._shard = {k: i for i, k in enumerate(keys)}
+        deadline = time.monotonic() + self.options.batch_limit
+        keys = sorted(keys, key=lambda k: not ROWS[k[0]].network)  # the longest first
 
         def write_data() -> None:
             for key in keys:
@@ -184,8 +191,11 @@ class Runner:
                 begun = time.monotonic()
                 if key in failed:
                     continue
+                limit = min(self.options.prepare_limit, deadline - begun)
                 try:
-                    about[key][name] = lane.prepare(key, self.options.prepare_limit)
+                    if limit <= 0:
+                        raise WorkerError("no time was left to compile it")
+                    about[key][name] = lane.prepare(key, limit)
                     seconds = time.monotonic() - begun
                     self.say(f"  {name} is ready for {' '.join(key)} after {seconds:.1f} s")
                 except WorkerError as error:
@@ -213,15 +223,21 @@ class Runner:
                 active.append(name)
             else:
                 missing[name] = f"over tolerance: error {error}"
-        limits = self.options.measure_limit, self.options.prepare_limit
+        # A worker that was replaced compiles the row again, from the compilers' caches.
+        again = self.options.prepare_limit if network else min(60.0, self.options.prepare_limit)
+        limits = self.options.measure_limit, again
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in active}
+        slow: set[str] = set()
         for i in range(self.options.rounds):
             turn = i % max(len(active), 1)
             for name in [*active[turn:], *active[:turn]]:
-                if name in missing:
+                if name in missing or (name in slow and i > 1):
                     continue
+                begun = time.monotonic()
                 try:
                     rounds[name].append(self._lane(name, key).measure(key, *limits))
+                    if time.monotonic() - begun > SLOW:
+                        slow.add(name)
                 except WorkerError as error:
                     missing[name] = str(error)
         rounds = {name: r for name, r in rounds.items() if name not in missing}

@@ -53,7 +53,7 @@ CONTENDERS: dict[str, Contender] = {
         _inductor("inductor"),
         _inductor("inductor_freeze", freezing=True),
         _inductor("inductor_freeze_combo", **_COMBO),
-        _inductor("inductor_freeze_autotune", shards=3, **_TUNED),
+        _inductor("inductor_freeze_autotune", shards=4, **_TUNED),
         Contender("expert", "torch_peer", "Expert", kind="expert", cpu=True),
         Contender(
             "expert_compiled",
@@ -73,6 +73,7 @@ CONTENDERS: dict[str, Contender] = {
             "Ours",
             {"fused": True, "strategies": ("vertical", "horizontal")},
             kind="extra",
+            shards=2,
             cpu=True,
             default=False,
         ),

@@ -1,4 +1,7 @@
-"""The rows written in ``jax.numpy``, from the weights of the PyTorch modules."""
+"""The rows written in ``jax.numpy``, from the weights of the PyTorch modules.
+
+Weights of convolutions are stored as cuDNN reads them, so that no call has to transpose them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Weights = Mapping[str, Any]
 
 
+def arranged_weights(state: Mapping[str, np.ndarray], layout: str) -> dict[str, np.ndarray]:
+    """Floating-point weights of a PyTorch module: of convolutions ``[O, I, H, W]``, or ``[O, H, W, I]``
+    where maps are channels last."""
+    found = {k: v for k, v in state.items() if v.dtype.kind == "f"}
+    if layout == "NCHW":
+        return found
+    return {k: v.transpose(0, 2, 3, 1) if v.ndim == 4 else v for k, v in found.items()}
+
+
 def conv(x: Any, weight: Any, layout: str, groups: int = 1) -> Any:
-    """Stride-1 convolution with equal padding; ``weight`` is ``[O, I, H, W]``."""
-    if layout == "NHWC":
-        weight, numbers = weight.transpose(2, 3, 1, 0), ("NHWC", "HWIO", "NHWC")
-    else:
-        numbers = ("NCHW", "OIHW", "NCHW")
+    """Stride-1 convolution with equal padding; ``weight`` as in `arranged_weights`."""
+    numbers = (layout, "OHWI" if layout == "NHWC" else "OIHW", layout)
     return lax.conv_general_dilated(
         x, weight, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
     )

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import subprocess
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from processes import Worker, WorkerError
 
 import tvm_fusion as tf
 from tvm_fusion.build.program import NotStaticError
@@ -61,22 +62,28 @@ def imported(context: Context, row: str, dtype: str) -> tvm.IRModule:
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "import.lock"):
         if not path.exists():
-            _import_program(folder / "program.pt2", dtype, path)
+            _import_program(folder / "program.pt2", dtype, path, context.work / "logs")
     return tvm.ir.load_json(path.read_text())
 
 
-def _import_program(program: Path, dtype: str, path: Path) -> None:
+def _import_program(program: Path, dtype: str, path: Path, logs: Path) -> None:
     if not program.exists():
         raise RuntimeError("torch.export failed on this row")
     partial = path.with_suffix(".partial")
-    command = [sys.executable, str(_IMPORT), str(program), dtype, str(partial)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RuntimeError(f"the import failed: {last}")
+    request = {"program": str(program), "dtype": dtype, "output": str(partial)}
+    try:
+        _importer(logs).ask(request, _IMPORT_SECONDS)
+    except WorkerError as error:
+        if error.dead:
+            _importer.cache_clear()
+        raise RuntimeError(f"the import failed: {error}") from None
     partial.replace(path)
+
+
+@functools.cache
+def _importer(logs: Path) -> Worker:
+    """This process's importer; it ends when this process closes its standard input."""
+    return Worker([sys.executable, str(_IMPORT)], logs / f"import-{os.getpid()}.log")
 
 
 def target_of(context: Context) -> str:

@@ -121,6 +121,24 @@ def test_what_is_not_measured_is_a_miss(results: dict[str, Any]) -> None:
     assert len(text.splitlines()) == 5
 
 
+def test_aims_and_rows_without_targets_are_notes(results: dict[str, Any]) -> None:
+    for r in results["rows"]:
+        r["peers"]["inductor_freeze"] = 25.0
+    results["rows"].append(row("bert128", "float16"))
+    assert check.notes(results) == []
+    find(results, "bert128")["unfused_us"] = 9.0
+    find(results, "cbr1").update(floor_us=3.9, expert_us=9.8)
+    for r in results["rows"]:
+        r["peers"]["inductor_freeze"] = 24.0
+    assert check.notes(results) == [
+        "bert128 float16: slower than our own unfused plan: 10.00 us against 9.00 (noise of the run 1.0 %)",
+        "cbr1 float16: 2.56x the floor, aim 2.5x",
+        "cbr1 float16: 0.980x the expert, aim 1x",
+        "float16: geometric mean 2.400x the best peer, aim 2.5x",
+    ]
+    assert check.failures(results) == [], "notes are no misses"
+
+
 def test_nothing_measured_is_no_pass() -> None:
     assert len(check.failures({"device": "CPU", "rows": []})) == 22
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,12 +125,13 @@ def test_the_formula_in_jax(name: str, layout: str) -> None:
     pytest.importorskip("jax")
     import torch
     from accuracy import error_of
-    from peers.jax_rows import FORMULAS
+    from peers.jax_rows import FORMULAS, arranged_weights
     from torch_rows import build, outputs_of
 
     work = build(name, "float32")
     last = work.row.image and layout == "NHWC"
-    weights = {k: v.numpy() for k, v in work.module.state_dict().items() if v.is_floating_point()}
+    state = {k: v.numpy() for k, v in work.module.state_dict().items()}
+    weights = arranged_weights(state, "NHWC" if last else "NCHW")
     inputs = [x.permute(0, 2, 3, 1).numpy() if last else x.numpy() for x in work.inputs]
     out = FORMULAS[name](weights, layout if work.row.image else "NCHW", *inputs)
     arrays = [np.asarray(a) for a in (out if isinstance(out, tuple) else [out])]
@@ -135,3 +140,31 @@ def test_the_formula_in_jax(name: str, layout: str) -> None:
     if last:
         arrays = [a.transpose(0, 3, 1, 2) for a in arrays]
     assert error_of(arrays, right).l2 < 3e-6
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_all_that_xla_runs_is_between_the_marks(tmp_path: Path) -> None:
+    """On a CPU, where the marks only copy: same values, and nothing is computed outside of them."""
+    jax = pytest.importorskip("jax")
+    from peers import jax_peer
+
+    marks = jax_peer.build_marks(tmp_path, host=True)
+
+    def function(weights: dict[str, Any], x: Any) -> tuple[Any, Any]:
+        scale = weights["a"] * weights["b"]  # of weights only: not to be done ahead
+        return x @ scale, jax.numpy.tanh(x) + 1
+
+    rng = np.random.default_rng(0)
+    weights = {k: rng.normal(size=(8, 8)).astype(np.float32) for k in "ab"}
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+    program = jax.jit(jax_peer.marked(function)).lower(weights, x).compile()
+    _, (product, other) = program(weights, x)
+    np.testing.assert_allclose(product, x @ (weights["a"] * weights["b"]), rtol=1e-5)
+    np.testing.assert_allclose(other, np.tanh(x) + 1, rtol=1e-5)
+    assert (marks.times_begun(), marks.times_ended(), marks.take()) == (1, 1, None)
+
+    lines = [x for x in program.as_text().split("ENTRY")[1].splitlines() if " = " in x]
+    (begin,) = (i for i, x in enumerate(lines) if "benchmark_begin" in x)
+    (end,) = (i for i, x in enumerate(lines) if "benchmark_end" in x)
+    work = [i for i, x in enumerate(lines) if re.search(r" (fusion|dot|multiply|tanh|call)\(", x)]
+    assert work and all(begin < i < end for i in work), program.as_text()

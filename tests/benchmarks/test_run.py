@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import results as results_file
 import run
+import runner
 from processes import Lane, Worker, WorkerError
 from runner import EMPTY_KEY, Options, Runner
 
@@ -68,14 +69,16 @@ def run_fakes(
     folder: Path, kinds: dict[str, str], keys: list[tuple[str, str]] = KEYS, **options: Any
 ) -> tuple[dict[str, Any], bool]:
     """Run with fake workers; return the results file's contents and whether all rows are in it."""
+    folder.mkdir(exist_ok=True)
     out = folder / "results.json"
     results = results_file.read_results(out, "GPU", "abc") or results_file.new_results(
         "GPU", "abc", {}
     )
     names = [n for n in kinds if n != "reference"]
-    settings = Options(out, names, rounds=2, prepare_limit=5.0, measure_limit=5.0, **options)
-    runner = Runner(settings, results, lambda name, i: FakeLane(kinds.get(name, ""), name, folder))
-    complete = runner.run(keys)
+    defaults = {"rounds": 2, "prepare_limit": 5.0, "measure_limit": 5.0}
+    settings = Options(out, names, **{**defaults, **options})
+    one = Runner(settings, results, lambda name, i: FakeLane(kinds.get(name, ""), name, folder))
+    complete = one.run(keys)
     return (json.loads(out.read_text()) if out.exists() else results), complete
 
 
@@ -167,11 +170,30 @@ def test_another_contender_measures_its_rows_again(tmp_path: Path) -> None:
 
 
 def test_no_batch_is_begun_after_the_budget(tmp_path: Path) -> None:
-    results, complete = run_fakes(tmp_path, {"ours": ""}, batch=2, budget=0.0)
+    results, complete = run_fakes(tmp_path, {"ours": ""}, batch=1, budget=0.0)
     assert not complete
     assert [r["name"] for r in results["rows"]] == ["cbr1"]
-    results, complete = run_fakes(tmp_path, {"ours": ""}, batch=2)
+    results, complete = run_fakes(tmp_path, {"ours": ""}, batch=1)
     assert complete and len(results["rows"]) == 2
+
+
+def test_what_takes_too_long_to_compile_does_not_hold_up_the_batch(tmp_path: Path) -> None:
+    start = time.monotonic()
+    results, complete = run_fakes(tmp_path, {"eager": "hangs", "ours": ""}, batch_limit=2.0)
+    assert complete and time.monotonic() - start < 5
+    rows = {r["name"]: r for r in results["rows"]}
+    assert rows["cbr1"]["missing"]["eager"].startswith("took more than")
+    assert rows["fcln4"]["missing"]["eager"] == "no time was left to compile it"
+    assert rows["cbr1"]["ours_us"] == rows["fcln4"]["ours_us"] == 8.0
+
+
+def test_a_slow_contender_has_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SLOW", -1.0)
+    run_fakes(tmp_path, {"ours": ""}, KEYS[:1], rounds=4)
+    assert log_of(tmp_path).count("ours measure cbr1") == 2
+    monkeypatch.setattr(runner, "SLOW", 60.0)
+    run_fakes(tmp_path / "quick", {"ours": ""}, KEYS[:1], rounds=4)
+    assert log_of(tmp_path / "quick").count("ours measure cbr1") == 4
 
 
 @pytest.mark.parametrize(("device", "commit"), [("other", "abc"), ("GPU", "def")])

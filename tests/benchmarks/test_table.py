@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +73,34 @@ def test_the_table(found: dict[str, Any]) -> None:
     text = table.markdown(found)
     line = next(x for x in text.splitlines() if x.startswith("| convsum4"))
     cells = [c.strip() for c in line.strip("|").split("|")]
-    assert cells[:10] == [
-        "convsum4", "10.0", "30.0", "20.0 (inductor)", "11.0", "2.9", "2.00", "1.10", "3.00", "3.51",
+    assert cells == [
+        "convsum4", "10.0", "20.0 (inductor)", "2.00", "11.0", "1.10", "30.0", "3.00", "2.9", "3.51",
     ]  # fmt: skip
-    assert "| geometric mean, rows without attention |  |  |  |  |  | **2.00** | **1.10** |" in text
+    mean = "| geometric mean of the 2 rows without attention |  |  | **2.00** |  | **1.10** |  | **3.00** |"
+    assert mean in text
+    assert "| 1 | 7 | 427 | 120.8 | 3.0e-04 | 4.0 % |" in text, "launches, rates, error and noise"
     assert "- tensorrt: ImportError: no module (every row)" in text
     assert "- ours: over tolerance (cbr1)" in text
     assert "NVIDIA H200, driver 1.2" in text and "commit abc" in text
     lines = text.splitlines()
-    start = lines.index(line) - 2  # the heads, the rule below them, two rows and two means
-    assert len({x.count("|") for x in lines[start : start + 6]}) == 1
+    start = lines.index(line) - 2  # the heads, the rule below them, two rows and the means
+    assert len({x.count("|") for x in lines[start : start + 5]}) == 1
+    short = table.compact(found).splitlines()
+    assert short[:1] == ["**float16**"] and line in short and "### float16" not in "".join(short)
+
+
+def test_parts_of_a_run_are_one_table(found: dict[str, Any]) -> None:
+    other = copy.deepcopy(found)
+    other["rows"] = [{**found["rows"][0], "dtype": "float32"}, {**found["rows"][1], "ours_us": 7.0}]
+    other["empty_kernel_us"] = {"jax": 1.2}
+    whole = table.merged([found, other])
+    assert [(r["name"], r["dtype"], r["ours_us"]) for r in whole["rows"]] == [
+        ("convsum4", "float16", 10.0), ("cbr1", "float16", 7.0), ("convsum4", "float32", 10.0),
+    ]  # fmt: skip
+    assert whole["empty_kernel_us"] == {"eager": 1.04, "jax": 1.2}
+    assert len(found["rows"]) == 2, "the parts stay as they were"
+    with pytest.raises(ValueError, match="commit 'def'"):
+        table.merged([found, {**other, "commit": "def"}])
 
 
 def test_results_of_a_cpu_are_labelled(found: dict[str, Any]) -> None:
@@ -116,6 +136,11 @@ def test_the_plots(found: dict[str, Any], tmp_path: Path) -> None:
     ]
     figures.plot(curve, tmp_path / "curve.svg")
     assert (tmp_path / "rows.svg").stat().st_size > 1000
+    table.publish(found, tmp_path / "new" / "h200-rows", "float16")
+    assert json.loads((tmp_path / "new/h200-rows.json").read_text()) == found
+    text = (tmp_path / "new/h200-rows.md").read_text()
+    assert text.startswith("![Times of each row](h200-rows.png)") and table.markdown(found) in text
+    assert (tmp_path / "new/h200-rows.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="no float32 row"):
         table.plot(found, tmp_path / "none.svg", "float32")
     with pytest.raises(ValueError, match="not measured"):
