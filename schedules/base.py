@@ -17,6 +17,10 @@ CONSTANTS = "tvm_fusion.constants"
 #: Attribute of a scheduled function: the permutation of each parameter that it wants permuted, by its number.
 PACKED = "tvm_fusion.packed"
 
+#: Attribute of a function that becomes one of several members of a kernel, side by side: its kernel has no clusters,
+#: and asks for no more shared memory than it uses.
+MEMBER = "tvm_fusion.member"
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:

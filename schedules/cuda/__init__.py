@@ -14,11 +14,12 @@ from .matmul import Matmul, MatrixVector
 from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
+from .tensor_core.row_template import TensorRows
 from .tensor_core.template import TensorCore
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
-#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them; ``TensorCore``
-#: takes 16-bit products before the templates that use multiply-adds;
+#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them; ``TensorRows``
+#: and ``TensorCore`` take 16-bit products before the templates that use multiply-adds;
 #: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
 #: of its rows to ``AnchorRows``; ``Fallback`` takes what is left.
 TEMPLATES = tuple(
@@ -27,6 +28,7 @@ TEMPLATES = tuple(
         Partitioned,
         Elementwise,
         Gated,
+        TensorRows,
         TensorCore,
         Conv2d,
         MatrixVector,

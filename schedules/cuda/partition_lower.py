@@ -38,6 +38,8 @@ class FlatMember:
         Extent by tag.
     shared : list of Var
         The shared-memory buffers, whose allocations are not in ``body``.
+    packed : list of (Var, Var, list of int)
+        Parameters of the unscheduled function that the member wants permuted: what stands for each, and how.
     """
 
     views: list
@@ -45,6 +47,7 @@ class FlatMember:
     variables: dict
     extents: dict[str, int]
     shared: list
+    packed: list = dataclasses.field(default_factory=list)
 
     def size(self, tags: tuple[str, ...]) -> int:
         """Return the number of threads or blocks along ``tags``."""

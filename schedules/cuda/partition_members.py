@@ -12,6 +12,7 @@ import dataclasses
 import tvm_ffi
 
 from ...compat import s_tir, tirx, tvm
+from ..base import MEMBER
 
 
 @dataclasses.dataclass
@@ -128,6 +129,7 @@ def _extract(func: tirx.PrimFunc, nests: list[_Nest]) -> tirx.PrimFunc:
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=allocated)
     attrs = {key: value for key, value in func.attrs.items() if not key.startswith("tvm_fusion.")}
     attrs.pop("global_symbol", None)
+    attrs[MEMBER] = True
     return tirx.PrimFunc(
         [p for p in func.params if p in used],
         s_tir.SBlockRealize([], True, block),

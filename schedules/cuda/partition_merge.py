@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import tvm_ffi
 
 from ...compat import Target, s_tir, tirx, tvm
+from ..base import Limits
 from .partition_lower import (
     BLOCK_TAGS,
     THREAD_TAGS,
@@ -37,7 +38,11 @@ class _UnsafeGuard(Exception):
 
 
 def merge_members(
-    func: tirx.PrimFunc, members: Sequence[FlatMember], shared_bytes: int, target: Target
+    func: tirx.PrimFunc,
+    members: Sequence[FlatMember],
+    bounds: Limits,
+    target: Target,
+    params: Sequence[tirx.Var] | None = None,
 ) -> tirx.PrimFunc | None:
     """Return one flat PrimFunc with one launch that runs all members.
 
@@ -46,11 +51,13 @@ def merge_members(
     func : PrimFunc
         The group function; gives the signature and the attributes.
     members : sequence of FlatMember
-        Lowered members over parameters of ``func``.
-    shared_bytes : int
-        Static shared memory that a block may have, in bytes.
+        Lowered members over its parameters.
+    bounds : Limits
+        Shared memory that a block may have.
     target : Target
         Where it will run.
+    params : sequence of Var, optional
+        Parameters that the members use instead of those of ``func``.
 
     Returns
     -------
@@ -58,15 +65,13 @@ def merge_members(
         ``None`` when the members' thread counts cannot be reconciled soundly, their shared memory does not fit, or TVM
         would need another barrier inside a branch.
     """
+    params = func.params if params is None else params
     threads = max(member.size(THREAD_TAGS) for member in members)
     blocks = sum(member.size(BLOCK_TAGS) for member in members)
     block, thread = tirx.Var("blockIdx_x", "int32"), tirx.Var("threadIdx_x", "int32")
     views, view_map = _merge_views(members)
     slots, slot_map = _share_slots(members)
-    if (
-        sum(_elements(slot) * tvm.DataType(str(slot.ty.dtype)).bits // 8 for slot in slots)
-        > shared_bytes
-    ):
+    if not _has_room(slots, bounds):
         return None
     grid, lanes = (block, blocks), (thread, threads)
     bodies, first = [], 0
@@ -74,17 +79,32 @@ def merge_members(
         place = block - first if first else block
         bodies.append(_branch(member, place, thread, view_map | slot_map[index]))
         first += member.size(BLOCK_TAGS)
-    merged = _as_branches(func, members, views, slots, grid, lanes, bodies)
+    merged = _as_branches(params, func, members, views, slots, grid, lanes, bodies)
     if merged is None or can_be_lowered(merged, target):
         return merged
-    bodies = [add_barriers(func.params, views, slots, grid, lanes, body, target) for body in bodies]
+    bodies = [add_barriers(params, views, slots, grid, lanes, body, target) for body in bodies]
     if any(body is None for body in bodies):
         return None
-    merged = _as_branches(func, members, views, slots, grid, lanes, bodies)
+    merged = _as_branches(params, func, members, views, slots, grid, lanes, bodies)
     return merged if merged is not None and can_be_lowered(merged, target) else None
 
 
+def _has_room(slots: Sequence[tirx.Var], bounds: Limits) -> bool:
+    """Whether a block may have these shared-memory buffers, of which it asks for the dynamic ones at launch."""
+    static = dynamic = 0
+    for slot in slots:
+        nbytes = _elements(slot) * tvm.DataType(str(slot.ty.dtype)).bits // 8
+        if slot.scope() == "shared.dyn":
+            dynamic += nbytes
+        else:
+            static += nbytes
+    if static > bounds.shared_bytes:
+        return False
+    return not dynamic or static + dynamic <= bounds.dynamic_shared_bytes
+
+
 def _as_branches(
+    params: Sequence[tirx.Var],
     func: tirx.PrimFunc,
     members: Sequence[FlatMember],
     views: Sequence[tirx.Stmt],
@@ -110,7 +130,7 @@ def _as_branches(
     kernel = flat([*views, launch(slots, grid, lanes, chain)])
     # TVM's analyses of PrimFuncs (is it a reshape?) expect a root block, flat as its inside may be.
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", kernel))
-    merged = tirx.PrimFunc(func.params, root, func.ret_type, func.attrs)
+    merged = tirx.PrimFunc(params, root, func.ret_type, func.attrs)
     # Members that came from one operator's template can bind the same variables; each branch needs its own.
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": merged}))["main"]
 
@@ -205,7 +225,10 @@ def _digits(member: FlatMember, tags: tuple[str, ...], linear: tirx.Expr) -> dic
 
 
 def _is_block_barrier(call: tvm.ir.Expr) -> bool:
-    return getattr(getattr(call, "op", None), "name", "") == "tirx.tvm_storage_sync"
+    name = getattr(getattr(call, "op", None), "name", "")
+    return name == "tirx.tvm_storage_sync" or (
+        name == "tirx.cuda.func_call" and str(call.args[0].value) == "tvmf_barrier"
+    )
 
 
 def _is_barrier(call: tvm.ir.Call) -> bool:

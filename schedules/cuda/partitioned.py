@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ...compat import Target, tirx
 from ...errors import LoweringError
 from .. import registry
-from ..base import ScheduleTemplate, limits
-from .partition_lower import THREAD_TAGS, FlatMember, lower_member
+from ..base import CONSTANTS, PACKED, ScheduleTemplate, limits
+from .partition_lower import THREAD_TAGS, FlatMember, lower_member, substitute
 from .partition_members import split_members
 from .partition_merge import merge_members
 
@@ -38,6 +38,7 @@ class Partitioned(ScheduleTemplate):
         parts = split_members(func)
         if parts is None:
             return None
+        parts = _with_constants(func, parts)
         members = [_lower(part, target) for part in parts]
         if any(member is None for member in members):
             return None
@@ -45,7 +46,37 @@ class Partitioned(ScheduleTemplate):
         bounds = limits(target)
         if max(member.size(THREAD_TAGS) for member in members) > bounds.threads:
             return None
-        return merge_members(func, members, bounds.shared_bytes, target)
+        params, packed = _packed_params(func, members)
+        merged = merge_members(func, members, bounds, target, params)
+        return merged.with_attr(PACKED, packed) if merged is not None and packed else merged
+
+
+def _with_constants(func: tirx.PrimFunc, parts: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
+    """Tell members which of their parameters are constants; one that several have stays as it is."""
+    numbers = (func.attrs.get(CONSTANTS) or ()) if func.attrs is not None else ()
+    known = [func.params[int(number)] for number in numbers]
+    own = [p for p in known if sum(_has(part.params, p) for part in parts) == 1]
+    return [
+        part.with_attr(CONSTANTS, [i for i, p in enumerate(part.params) if _has(own, p)])
+        for part in parts
+    ]
+
+
+def _has(params: Sequence[tirx.Var], param: tirx.Var) -> bool:
+    return any(param.same_as(other) for other in params)
+
+
+def _packed_params(
+    func: tirx.PrimFunc, members: Sequence[FlatMember]
+) -> tuple[list[tirx.Var], dict[str, list[int]]]:
+    """Parameters of the kernel, of which members want some permuted, and these permutations by number."""
+    params, packed = list(func.params), {}
+    for number, param in enumerate(func.params):
+        for member in members:
+            for old, new, axes in member.packed:
+                if old.same_as(param):
+                    params[number], packed[str(number)] = new, axes
+    return params, packed
 
 
 def _lower(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
@@ -53,7 +84,19 @@ def _lower(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
         scheduled, _ = registry.schedule(part, target)
     except LoweringError:
         return None
-    return lower_member(scheduled, target)
+    # A template may write a function of parameters of its own.
+    wanted = (scheduled.attrs.get(PACKED) or {}).items()
+    axes = {int(number): [int(axis) for axis in order] for number, order in wanted}
+    pairs = list(enumerate(zip(part.params, scheduled.params, strict=True)))
+    renamed = {new: old for i, (old, new) in pairs if i not in axes and not new.same_as(old)}
+    if renamed:
+        params = [new if i in axes else old for i, (old, new) in pairs]
+        body = substitute(scheduled.body, renamed)
+        scheduled = tirx.PrimFunc(params, body, scheduled.ret_type, scheduled.attrs)
+    member = lower_member(scheduled, target)
+    if member is not None:
+        member.packed = [(old, new, axes[i]) for i, (old, new) in pairs if i in axes]
+    return member
 
 
 def _with_common_threads(

@@ -217,21 +217,23 @@ def test_the_four_convolutions_are_one_cuda_kernel(arch):
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
-    ("options", "count"),
+    ("options", "counts"),
     [
-        ({"members": 7, "relu": True}, 2),
-        ({"members": 8, "relu": True}, 2),
-        ({"members": 2, "relu": True, "separate": True, "join": None}, 1),
-        ({"members": 2, "relu": True, "separate": True, "join": "concat"}, 1),
-        # Side by side and then added is predicted (and measured) faster than one after the other.
-        ({"members": 2, "relu": True, "separate": True}, 2),
-        ({"members": 3, "relu": True, "outputs": [24, 8, 40], "join": None, "kernel": 1}, 1),
+        ({"members": 7, "relu": True}, (2, 2)),
+        ({"members": 8, "relu": True}, (2, 2)),
+        ({"members": 2, "relu": True, "separate": True, "join": None}, (1, 1)),
+        ({"members": 2, "relu": True, "separate": True, "join": "concat"}, (1, 1)),
+        # Multiply-adds are predicted (and measured) faster side by side, then added, than one after the other; on
+        # tensor cores both take less time than the second launch.
+        ({"members": 2, "relu": True, "separate": True}, (2, 1)),
+        ({"members": 3, "relu": True, "outputs": [24, 8, 40], "join": None, "kernel": 1}, (1, 1)),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_kernel_counts_of_horizontal_groups(options, count, dtype):
+def test_kernel_counts_of_horizontal_groups(options, counts, dtype):
     layout = "NCHW" if dtype == "float32" else "NHWC"
     module = parallel_convs(channels=16, spatial=20, dtype=dtype, layout=layout, **options)
+    count = counts[dtype == "float16"]
     assert len(tf.compile(module, "cuda:sm_90a", verify=False).cuda_kernels()) == count
 
 

@@ -14,7 +14,7 @@ from tvm_fusion.build.ptxas import kernel_resources
 from tvm_fusion.compat import Constant, relax
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
-from tvm_fusion.testing.groups import group_function, group_module
+from tvm_fusion.testing.groups import group_function, group_module, packed_arrays
 from tvm_fusion.testing.modules import as_group
 from tvm_fusion.transform.lower_groups import lower_groups
 from tvm_fusion.verification.reference import Reference
@@ -166,6 +166,7 @@ class CudaChecks:
         source = cuda_emulation.cuda_source(scheduled, target)
         assert len(cuda_emulation.kernels(source)) == 1
         inputs, arrays = group.arrays(coded_positions if positions else random_values)
+        arrays = packed_arrays(scheduled, arrays)
         expected = Reference(group.mod, group.dtype)(*inputs)
         for backward in (False, True):
             results = cuda_emulation.run(

@@ -280,7 +280,7 @@ def test_values(cuda, build, shapes, outputs):
 
 @pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c.id.endswith(HALF)])
 def test_half_precision(cuda, build, shapes, outputs):
-    cuda.check(cuda.function(build, *shapes, dtype="float16"), "back_to_back", outputs)
+    cuda.check(cuda.function(build, *shapes, dtype="float16"), "back_to_back", outputs, "sm_75")
 
 
 def test_bfloat16(cuda):
@@ -293,7 +293,7 @@ def test_bfloat16(cuda):
     wide = cuda.function(build, *shapes)
     inputs = [array.astype(ml_dtypes.bfloat16) for array in cuda.inputs(wide)]
     (expected,) = cuda.expected(wide, [array.astype("float32") for array in inputs])
-    target = cuda.target("cuda:sm_90")
+    target = cuda.target("cuda:sm_75")
     scheduled, name = schedule(cuda.function(build, *shapes, dtype="bfloat16"), target)
     assert name == "back_to_back"
     (result,) = cuda_emulation.run(scheduled, [array.view("uint16") for array in inputs], target)

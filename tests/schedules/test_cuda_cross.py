@@ -151,11 +151,21 @@ def test_convolutions_meet_in_registers(cuda, name, dtype):
     assert _sums_in_shared_memory(group) == 0
 
 
-@pytest.mark.parametrize("name", ["projection", "repvgg", "head", "depthwise gate", "mixed groups"])
-def test_channels_last(cuda, name):
-    cuda.check_group(
-        joined(cuda, JOINS[name](ModuleBuilder("float16", "NHWC")), "float16"), "conv2d"
-    )
+#: Template by the name of a join that tensor cores can, or cannot, compute.
+LAST = {
+    "projection": "tensor_core",
+    "repvgg": "tensor_core",
+    "head": "tensor_core",
+    "depthwise gate": "conv2d",
+    "mixed groups": "conv2d",
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("name", LAST)
+def test_channels_last(cuda, name, arch):
+    group = joined(cuda, JOINS[name](ModuleBuilder("float16", "NHWC")), "float16")
+    cuda.check_group(group, "conv2d" if arch == "sm_75" else LAST[name], arch=arch)
 
 
 @pytest.mark.parametrize("name", ["projection", "head"])

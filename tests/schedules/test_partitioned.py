@@ -1,11 +1,12 @@
 """The partitioned kernel: one launch for independent members, run on the CPU by emulation."""
 
+import dataclasses
 import re
 import subprocess
 
 import numpy as np
 import pytest
-from tvm_fusion.schedules import registry
+from tvm_fusion.schedules import limits, registry
 from tvm_fusion.schedules.cuda.partition_lower import (
     BLOCK_TAGS,
     THREAD_TAGS,
@@ -33,6 +34,7 @@ def chip(arch):
 
 
 SM90 = chip("sm_90")
+BOUNDS = limits(SM90)
 
 
 def conv_relu(builder, x, w, **options):
@@ -261,7 +263,7 @@ def test_refuses_what_does_not_fit_in_shared_memory():
     shapes, make, _ = CASES["two_towers"]
     func = group_function(group_module(shapes, "float32", make))
     parts = [lower_member(registry.schedule(part, SM90)[0], SM90) for part in split_members(func)]
-    assert merge_members(func, parts, 0, SM90) is None
+    assert merge_members(func, parts, dataclasses.replace(BOUNDS, shared_bytes=0), SM90) is None
 
 
 @pytest.mark.parametrize(
@@ -350,8 +352,8 @@ def test_refuses_a_barrier_that_would_stand_under_a_condition():
     func = tirx.PrimFunc([], both)
     apart = [member(tirx.SeqStmt([write, read])) for _ in range(2)]
     under = [member(tirx.IfThenElse(lane < 16, both, None)) for _ in range(2)]
-    assert merge_members(func, apart, 49152, SM90) is not None
-    assert merge_members(func, under, 49152, SM90) is None
+    assert merge_members(func, apart, BOUNDS, SM90) is not None
+    assert merge_members(func, under, BOUNDS, SM90) is None
 
 
 def flat_member(threads, barrier_under_lane):
@@ -373,4 +375,4 @@ def flat_member(threads, barrier_under_lane):
 def test_surplus_threads_reach_every_barrier_or_it_is_refused(threads, barrier_under_lane, merges):
     members = [flat_member(count, barrier_under_lane) for count in threads]
     func = tirx.PrimFunc([], members[0].body[0])
-    assert (merge_members(func, members, 49152, SM90) is not None) == merges
+    assert (merge_members(func, members, BOUNDS, SM90) is not None) == merges

@@ -42,10 +42,15 @@ def test_barriers(backward):
     np.testing.assert_array_equal(data["b"], data["a"][::-1])
 
 
-def test_a_missing_barrier_shows():
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_missing_barrier_shows(backward):
     data = arrays()
-    emulate(source(REVERSE % ""), ONE_BLOCK, data)
+    emulate(source(REVERSE % ""), ONE_BLOCK, data, backward=backward, check_races=False)
     assert np.isnan(data["b"]).any()
+    with pytest.raises(
+        RuntimeError, match=r"without a barrier after thread \d+ read it at line 6: s"
+    ):
+        emulate(source(REVERSE % ""), ONE_BLOCK, data, backward=backward)
 
 
 def test_shared_memory_is_fresh_in_every_block():

@@ -1,18 +1,8 @@
-"""Tiles of kernels of float32 multiply-adds, and a model of where a multiprocessor's time goes with each.
-
-The model has four parts: what warps issue (multiply-adds, loads from shared memory, copies, and what each tile of the
-reduction takes besides), shared-memory loads, traffic from the second-level cache, and the chain of dependent steps of
-one warp.
-"""
+"""Tiles of kernels of float32 multiply-adds: what a function is to the search, and what follows from a choice."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import math
-
-import numpy as np
 
 from ..devices import DeviceSpec
 
@@ -23,13 +13,13 @@ WARP = 32
 VECTOR = 4
 
 #: Accumulators of a thread, so that what is multiplied and addresses fit beside them in 255 registers.
-_SUMS = 128
+SUMS = 128
 
 #: Registers for addresses and the epilogue.
-_ADDRESSES = 44
+ADDRESSES = 44
 
 #: Bytes of shared memory that the driver keeps for itself in each block.
-_RESERVED = 1024
+RESERVED = 1024
 
 #: Blocks a multiprocessor from which on it does not matter which one runs them.
 _FEW_BLOCKS = 4
@@ -164,7 +154,7 @@ class Tile:
     def strides(self, problem: Problem) -> tuple[int, int]:
         """Numbers from one element of the reduction to the next in shared memory, of both operands."""
         rows, columns = problem.sides
-        return _stride(rows, self.rows), _stride(columns, self.columns)
+        return stride_of(rows, self.rows), stride_of(columns, self.columns)
 
     def stage_bytes(self, problem: Problem) -> int:
         """Shared memory of one tile of the operands, of the anchor with the largest."""
@@ -181,14 +171,29 @@ class Tile:
         """Shared memory of a block."""
         return max(self.stages * self.stage_bytes(problem), self.exchange_bytes(problem))
 
+    def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
+        """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
+
+        Kernels that overlap with their predecessor start where there is room, and the first multiprocessors to be free
+        would take more blocks than their share.
+        """
+        share = -(-self.blocks(problem) // device.multiprocessors)
+        if share > _FEW_BLOCKS:
+            return self.shared_bytes(problem)
+        crowded = device.shared_memory_per_multiprocessor // (share + 1) - RESERVED + 128
+        spread = min(crowded, device.shared_memory_per_block_optin)
+        return max(self.shared_bytes(problem), spread)
+
     def registers(self, problem: Problem) -> int:
         """Estimated registers of a thread: sums, two sets of what is multiplied, addresses."""
         sums = self.thread_rows * self.thread_columns * sum(problem.sums)
-        parts = self.thread_rows * problem.rows.copies + self.thread_columns * problem.columns.copies
-        return min(255, sums + 2 * parts + _ADDRESSES)
+        parts = (
+            self.thread_rows * problem.rows.copies + self.thread_columns * problem.columns.copies
+        )
+        return min(255, sums + 2 * parts + ADDRESSES)
 
 
-def _stride(side: Side, lines):
+def stride_of(side: Side, lines):
     """Length of a row of shared memory.
 
     Where a tile is transposed on the way, it is an odd number of 16-byte pieces: eight neighbours along the reduction,

@@ -29,7 +29,12 @@ from .tiling import (
     serial_depth,
     staged_bytes,
 )
-from .tensor_cores import depthwise_product, multiplies_on_tensor_cores, tensor_footprint
+from .tensor_cores import (
+    depthwise_product,
+    multiplies_on_tensor_cores,
+    rows_footprint,
+    tensor_footprint,
+)
 from .two_anchors import anchor_row, back_to_back
 
 
@@ -64,6 +69,10 @@ def _estimate(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
         return found or back_to_back(graph, proposal, dense, device)
     if form == "anchor_row" and dense:
         return anchor_row(graph, proposal, dense[0], device)
+    if form == "merged" and len(dense) < len(anchors):
+        return rows_footprint(graph, proposal, dense, device) or _partitioned(
+            graph, proposal, device
+        )
     if _gates(graph, proposal, dense):
         return _gated(graph, proposal, dense, device)
     if dense:

@@ -1,4 +1,4 @@
-"""Pairs of anchors that a schedule template has in one kernel."""
+"""Anchors that a schedule template has in one kernel: two of a chain, and products merged with row operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
 from ..strategies.horizontal import kernel_size
 from .base import ACCEPTED, Guard, Verdict
+from .tensor_cores import rows_footprint
 
 
 class TemplatePairs(Guard):
@@ -24,6 +25,8 @@ class TemplatePairs(Guard):
     def check(
         self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
     ) -> Verdict:
+        if proposal.option("form") == "merged":
+            return self._merged_rows(proposal, graph, device)
         if proposal.option("form") != "back_to_back":
             return ACCEPTED
         first, second = (graph.by_name[name] for name in proposal.anchors[:2])
@@ -33,6 +36,20 @@ class TemplatePairs(Guard):
         return Verdict(
             "unsupported", self.reason, {"ops": [first.op, second.op]},
             f"no schedule template has {texts[0]} and {texts[1]} in one kernel",
+        )  # fmt: skip
+
+    def _merged_rows(
+        self, proposal: Proposal, graph: DataflowGraph, device: DeviceSpec
+    ) -> Verdict:
+        """Products merged with the row operators that follow them need tensor cores, and rows that fit on chip."""
+        anchors = [graph.by_name[name] for name in proposal.anchors]
+        dense = [anchor for anchor in anchors if anchor.pattern == "anchor"]
+        if len(dense) == len(anchors) or rows_footprint(graph, proposal, dense, device):
+            return ACCEPTED
+        row = next(anchor for anchor in anchors if anchor.pattern != "anchor")
+        return Verdict(
+            "unsupported", self.reason, {"ops": [dense[0].op, row.op]},
+            f"no schedule template has {len(dense)} merged products with {row.op} in one kernel here",
         )  # fmt: skip
 
 

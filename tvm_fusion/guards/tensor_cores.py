@@ -9,16 +9,14 @@ from ..devices import DeviceSpec, capability
 from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .needs import Footprint
-from .tensor_tiles import RATES, Choice, Problem, best_tiles
+from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
+from .tensor_tiles import Choice, Problem, best_tiles
 from .tiling import contraction_of
 
 #: Least compute capability times ten with ``cp.async`` and the 16-bit ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80
 #: Rows, columns and depth from which on the template takes a product (see schedules/cuda/tensor_core/template.py).
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
-
-#: Multiply-adds a cycle of a multiprocessor for a depthwise convolution that a block computes for its own product.
-_DEPTHWISE = 16.0
 
 
 def multiplies_on_tensor_cores(
@@ -76,7 +74,7 @@ def tensor_footprint(
     """Estimate a group on tensor cores; None when no tile fits."""
     problem = problem_of(graph, proposal, dense)
     chosen = best_tiles(problem, device)
-    return _footprint(problem, chosen[0], flops, 0.0) if chosen else None
+    return _footprint(problem, chosen[0], flops) if chosen else None
 
 
 def depthwise_product(
@@ -89,15 +87,13 @@ def depthwise_product(
     if not multiplies_on_tensor_cores(graph, dense[1:], device):
         return None
     rows, columns = second.rows, second.columns
-    problem = Problem(rows, columns, 1, (second.depth,), (1,), 0, columns)
+    problem = Problem(rows, columns, 1, (second.depth,), (1,), 0, columns, first.window)
     chosen = best_tiles(problem, device)
     if not chosen:
         return None
     flops = sum(graph.by_name[name].flops for name in proposal.operators)
     repeats = -(-columns // chosen[0].tile.columns)
-    work = first.rows * first.columns * first.window * repeats
-    extra = work / (device.multiprocessors * _DEPTHWISE * RATES.clock)
-    found = _footprint(problem, chosen[0], flops, extra)
+    found = _footprint(problem, chosen[0], flops)
     inner = sum(graph.by_name[n].flops for n in proposal.operators if n == dense[0].name)
     return dataclasses.replace(
         found,
@@ -107,7 +103,46 @@ def depthwise_product(
     )
 
 
-def _footprint(problem: Problem, chosen: Choice, flops: int, extra: float) -> Footprint:
+#: How often a row operator reduces its rows; once where it is not listed.
+_REDUCTIONS = {"layer_norm": 2, "softmax": 2, "log_softmax": 2}
+
+
+def rows_of_product(
+    graph: DataflowGraph, proposal: Proposal, dense: list[Operator]
+) -> RowProblem | None:
+    """Describe products whose rows a row operator reduces; None where the last operator is none."""
+    rows = [graph.by_name[name] for name in proposal.anchors]
+    rows = [o for o in rows if o.pattern in ("row", "reduction")]
+    if not rows or any(anchor.op != "matmul" for anchor in dense):
+        return None
+    product = dataclasses.replace(problem_of(graph, proposal, dense), part=0)
+    each = len(rows) // len(dense)
+    reductions = sum(_REDUCTIONS.get(o.op, 1) for o in rows[:each])
+    return RowProblem(product, contraction_of(graph, dense[0]).columns, reductions)
+
+
+def rows_footprint(
+    graph: DataflowGraph, proposal: Proposal, dense: list[Operator], device: DeviceSpec
+) -> Footprint | None:
+    """Estimate products with a row operator on tensor cores; None where a row does not fit, or in another form."""
+    if not multiplies_on_tensor_cores(graph, dense, device):
+        return None
+    problem = rows_of_product(graph, proposal, dense)
+    if problem is None or problem.length % 2:
+        return None
+    chosen = best_row_tiles(problem, device)
+    if not chosen:
+        return None
+    flops = sum(graph.by_name[name].flops for name in proposal.operators)
+    found = _footprint(problem.product, chosen[0], flops, 0.0)
+    return dataclasses.replace(
+        found,
+        blocks=row_blocks(problem, chosen[0].tile),
+        shared_bytes=row_tile_bytes(problem, chosen[0].tile),
+    )
+
+
+def _footprint(problem: Problem, chosen: Choice, flops: int) -> Footprint:
     tile = chosen.tile
     return Footprint(
         tile.threads,
@@ -117,6 +152,6 @@ def _footprint(problem: Problem, chosen: Choice, flops: int, extra: float) -> Fo
         flops,
         outputs=problem.rows * problem.columns * problem.batch,
         depth=sum(problem.depths),
-        microseconds=chosen.microseconds + extra,
+        microseconds=chosen.microseconds,
         dynamic_shared=True,
     )

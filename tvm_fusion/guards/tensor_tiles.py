@@ -20,7 +20,7 @@ ROWS, COLUMNS, DEPTH = 16, 8, 16
 
 #: Accumulators of a thread, so that fragments and addresses fit beside them in 255 registers, and registers of one
 #: set of fragments.
-_SUMS, _FRAGMENTS = 128, 48
+SUMS, FRAGMENTS = 128, 48
 
 #: Blocks of a multiprocessor's share up to which their number is kept even.
 _FEW_BLOCKS = 3
@@ -146,7 +146,8 @@ _ADDRESSES = 48
 class Rates:
     """Constants of the model, in cycles of a multiprocessor.
 
-    Fitted to 214 kernels of 14 problems on an H200 (mean deviation 9 %).
+    Fitted to 259 kernels of 20 problems on an H200 that overlap with their predecessor (mean deviation of the time 10 %,
+    of the chosen tile from the best of 13: 5 %; benchmarks/NOTES.md).
 
     Attributes
     ----------
@@ -156,27 +157,33 @@ class Rates:
         Bytes a cycle to and from shared memory, and from the second-level cache.
     overlap : float
         Exponent with which times that overlap add up: 1 for none, infinity for a perfect overlap.
-    step, fragment, product : float
-        One warp's chain: per tile of the reduction, per depth of one instruction, and per instruction.
+    step, copy, fragment, product, tap : float
+        One warp's chain: per tile of the reduction, per 16-byte copy of a thread, per depth of one instruction, per
+        instruction, and per window position of eight elements that a thread computes instead of copying them.
     latency, start : float
         From a copy's start to its arrival; what a kernel pays once.
+    drain : float
+        Share of a tile's products that nothing overlaps with.
     store, exchange : float
         Per accumulator of a thread, to store it and to add it up across warps.
     clock : float
         Cycles in a microsecond.
     """
 
-    products: float = 894.0
-    shared: float = 104.0
-    cache: float = 92.6
-    overlap: float = 2.84
-    step: float = 10.4
-    fragment: float = 4.2
-    product: float = 7.8
-    latency: float = 659.0
-    start: float = 1763.0
-    store: float = 0.63
-    exchange: float = 14.4
+    products: float = 936.5
+    shared: float = 125.5
+    cache: float = 69.8
+    overlap: float = 3.07
+    step: float = 156.1
+    copy: float = 5.5
+    fragment: float = 2.4
+    product: float = 2.5
+    tap: float = 334.0
+    latency: float = 530.9
+    start: float = 848.7
+    drain: float = 0.53
+    store: float = 17.8
+    exchange: float = 4.9
     clock: float = 1750.0
 
 
@@ -227,7 +234,7 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     tiles = tiles[_fits(problem, device, tiles.T)]
     if not len(tiles):
         return ()
-    times = _microseconds(problem, device, tiles.T, RATES)
+    times = microseconds_of(problem, device, tiles.T, RATES)
     # Of tiles that take the same time, the smallest in every field: the choice never depends on the machine.
     order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
@@ -245,9 +252,9 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
         (rows <= _covering(problem.rows, ROWS))
         & (columns <= _covering(problem.columns, 16))
         & (columns >= min(problem.least_columns, 256))
-        & (sums <= _SUMS)
-        & (4 * row_fragments + 2 * column_fragments * most <= _FRAGMENTS)
-        & ((depth == 32) | (depth <= 2 * max(problem.depths)))
+        & (sums <= SUMS)
+        & (4 * row_fragments + 2 * column_fragments * most <= FRAGMENTS)
+        & ((depth == 32) | (depth <= (1 if problem.window else 2) * max(problem.depths)))
         & (np.maximum(stages * stage, exchange) <= device.shared_memory_per_block_optin)
         & (32 * warp_rows * warp_columns * warp_depth <= device.max_threads_per_block)
     )
@@ -259,7 +266,7 @@ def _covering(extent: int, least: int) -> int:
     return max(least, 1 << max(0, (extent - 1).bit_length()))
 
 
-def _microseconds(
+def microseconds_of(
     problem: Problem, device: DeviceSpec, tiles: np.ndarray, rates: Rates
 ) -> np.ndarray:
     """Predicted time of each tile."""
@@ -286,11 +293,17 @@ def _microseconds(
         + (share * copied / rates.cache) ** p
     ) ** (1 / p)
     each = rates.fragment + row_fragments * column_fragments * most * rates.product
-    chain = steps * rates.step + steps * (depth // DEPTH) / warp_depth * each
+    threads = 32 * warp_rows * warp_columns * warp_depth
+    chain = steps * rates.step + copied / 16 / threads * rates.copy
+    chain = chain + steps * (depth // DEPTH) / warp_depth * each
     chain = np.maximum(chain, steps * rates.latency / (stages - 1))
+    if problem.window:
+        pieces = -(-rows * depth // 8 // threads) * steps
+        chain = chain + pieces * problem.window * rates.tap
+    drain = rates.drain * rows * columns * most * depth / rates.products
     end = sums * (rates.store + np.where(warp_depth > 1, warp_depth * rates.exchange, 0.0))
     cycles = (busy**p + (waves * chain) ** p) ** (1 / p) + waves * end
-    return (rates.start + rates.latency + cycles) / rates.clock
+    return (rates.start + rates.latency + drain + cycles) / rates.clock
 
 
 def _resident(
@@ -316,6 +329,6 @@ def _resident(
 def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
     """Predicted time of one tile in microseconds, launch included."""
     row = np.array([dataclasses.astuple(tile)], dtype=np.int64).T
-    return float(_microseconds(problem, device, row, rates)[0])
+    return float(microseconds_of(problem, device, row, rates)[0])
 
 

@@ -16,6 +16,7 @@ from .needs import (
     kind_of,
     outside_operands,
 )
+from .tensor_cores import rows_footprint
 from .tiling import (
     ACCUMULATORS,
     THREADS,
@@ -117,7 +118,10 @@ def _upstream_flops(graph: DataflowGraph, proposal: Proposal, anchor: Operator) 
 def anchor_row(
     graph: DataflowGraph, proposal: Proposal, anchor: Operator, device: DeviceSpec
 ) -> Footprint:
-    """A block holds whole rows of a product, in float32, for the row operator that follows."""
+    """A block or a cluster holds whole rows of a product, in float32, for the row operator that follows."""
+    found = rows_footprint(graph, proposal, [anchor], device)
+    if found is not None:
+        return found
     what = contraction_of(graph, anchor)
     rows = 1
     while rows < 16 and -(-what.rows // (rows * 2)) >= device.multiprocessors:

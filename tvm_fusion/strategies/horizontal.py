@@ -3,7 +3,8 @@
 Forms, from the most to the least that the members share:
 
 * ``collapsed``: a linear sum of convolutions of one input; one convolution with the added weights
-* ``merged``: one input, one kernel shape; one anchor with concatenated weights
+* ``merged``: one input, one kernel shape; one anchor with concatenated weights (stacked ones where a row operator,
+  such as a layer norm, follows each)
 * ``joined``: other inputs, joined element by element; every anchor accumulates in the registers of
   one block
 * ``elementwise``: branches without an anchor, joined or reading one tensor; one pointwise kernel
@@ -22,6 +23,7 @@ from ..graph.dataflow import DataflowGraph, Operator
 from .base import Proposal, Strategy, depth_of
 from .branches import JOINS, Branch, Join, find_branches, find_joins
 from .growth import POINTWISE, grow_epilogue
+from .stacked_rows import stacked_rows
 
 #: Anchors whose members can be merged by concatenating weights along output channels.
 MERGEABLE = ("conv2d", "matmul")
@@ -37,7 +39,8 @@ class Horizontal(Strategy):
         seen: set[tuple[str, ...]] = set()
         found = (p for heads in sibling_sets(graph) for p in self._from_heads(graph, config, heads))
         readers = (p for heads in reader_sets(graph) for p in _readers(graph, config, heads))
-        for proposal in itertools.chain(found, readers):
+        rows = (p for heads in sibling_sets(graph) for p in self._with_rows(graph, config, heads))
+        for proposal in itertools.chain(found, readers, rows):
             if proposal.operators not in seen:
                 seen.add(proposal.operators)
                 yield proposal
@@ -60,6 +63,27 @@ class Horizontal(Strategy):
         while most > 1:
             yield from self._in_pieces(graph, config, heads, branches, most)
             most //= 2  # fewer members may pay more
+
+    def _with_rows(
+        self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
+    ) -> Iterator[Proposal]:
+        """Products of one input, each with the row operator that follows it, as one product of stacked weights."""
+        members = stacked_rows(graph, config, heads)
+        alike = len({_weight_shape(graph, graph.by_name[b.head]) for b in members}) == 1
+        first = [graph.by_name[b.head] for b in members]
+        if not alike or not _mergeable(graph, first) or not same_structure(graph, members):
+            return
+        most = member_limit(graph, config, first)
+        while most > 1:
+            for chunk in _chunks(members, most):
+                names = graph.sort(name for b in chunk for name in b.operators)
+                anchors = [n for n in names if graph.by_name[n].pattern not in POINTWISE]
+                options = (("form", "merged"), ("join", "apart"))
+                yield Proposal(
+                    self.name, names, tuple(anchors), tuple(b.operators for b in chunk),
+                    depth_of(graph, names), (), options,
+                )  # fmt: skip
+            most //= 2
 
     def _in_pieces(
         self,

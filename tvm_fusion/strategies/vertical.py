@@ -170,7 +170,7 @@ def _after_another(
         first, before = made[data]
         if second.pattern == "anchor" and second.inputs.count(data) == 1:
             form = "back_to_back"
-        elif first.op == "matmul" and _is_over_last_axis(graph, second):
+        elif first.op == "matmul" and is_over_last_axis(graph, second):
             form = "anchor_row"
         else:
             continue
@@ -183,7 +183,7 @@ def _after_another(
                 yield Proposal("vertical", names, anchored, (names,), depth, (), options)
 
 
-def _is_over_last_axis(graph: DataflowGraph, operator: Operator) -> bool:
+def is_over_last_axis(graph: DataflowGraph, operator: Operator) -> bool:
     """Whether a row operator or reduction works along the last axis alone."""
     if operator.pattern not in ("row", "reduction"):
         return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..compat import BlockBuilder, ir, relax, tirx, tvm
+from ..schedules.base import PACKED
 from ..transform.legalize import legalize
 from ..transform.legalize_horizontal import merged_conv2d, select_branch
 
@@ -112,6 +113,16 @@ def with_group_function(mod: tvm.IRModule, func: tirx.PrimFunc) -> tvm.IRModule:
     replaced = tvm.IRModule(dict(mod.functions.items()))
     replaced.update_func(name, func)
     return replaced
+
+
+def packed_arrays(scheduled: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the inputs of a function as its kernel wants them: constants may be permuted (``PackConstants``)."""
+    wanted = scheduled.attrs.get(PACKED) if scheduled.attrs is not None else None
+    axes = {int(number): [int(axis) for axis in order] for number, order in (wanted or {}).items()}
+    return [
+        np.ascontiguousarray(np.transpose(array, axes[number])) if number in axes else array
+        for number, array in enumerate(arrays)
+    ]
 
 
 def run_on_cpu(

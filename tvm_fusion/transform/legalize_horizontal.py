@@ -4,6 +4,7 @@
   5-D convolution with a branch dimension, and one branch of it.
 * ``emit_split_store``: one block that sends the channels of a merged convolution to one tensor per
   member.
+* ``emit_unstack_store``: one block that sends the members of a stacked product to one tensor each.
 * ``emit_concat_stores``: a concatenation in which every member writes its own slice of the result;
   a member may be a tensor from outside, whose store is a copy.
 
@@ -166,6 +167,47 @@ def emit_split_store(
     function = _prim_func([source, *parts], nest)
     types = [relax.TensorType([int(extent) for extent in part.ty.shape], dtype) for part in parts]
     return relax.call_tir(builder.add_func(function, "split_store"), [merged], out_ty=types)
+
+
+def emit_unstack_store(builder: BlockBuilder, stacked: relax.Expr) -> relax.Expr:
+    """Take a tensor apart along its first axis by one block, so that what computes it stays in one kernel with it.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        The builder of the group's function.
+    stacked : relax.Expr
+        ``[b, ...]``, a tensor of static shape.
+
+    Returns
+    -------
+    relax.Expr
+        A ``call_tir`` that returns the tuple of ``b`` tensors ``[...]``; not yet bound to a variable.
+
+    Raises
+    ------
+    ValueError
+        If the shape is symbolic.
+    """
+    shape, dtype = _static_shape(stacked), str(stacked.ty.dtype)
+    source = tirx.decl_buffer([_int64(extent) for extent in shape], dtype, "stacked", layout=None)
+    parts = [
+        tirx.decl_buffer(
+            [_int64(extent) for extent in shape[1:]], dtype, f"part_{number}", layout=None
+        )
+        for number in range(shape[0])
+    ]
+    loops, indices = _loops(shape)
+    stores = [tirx.BufferStore(part, source[tuple(indices)], indices[1:]) for part in parts]
+    body = stores[-1]
+    for number, store in reversed(list(enumerate(stores[:-1]))):
+        body = tirx.IfThenElse(indices[0] < _int64(number + 1), store, body)
+    reads = [_element(source, indices)]
+    writes = [_element(part, indices[1:]) for part in parts]
+    nest = _nest("unstack_store", loops, indices, shape, reads, writes, body)
+    function = _prim_func([source, *parts], nest)
+    types = [relax.TensorType(shape[1:], dtype) for _ in parts]
+    return relax.call_tir(builder.add_func(function, "unstack_store"), [stacked], out_ty=types)
 
 
 def emit_concat_stores(

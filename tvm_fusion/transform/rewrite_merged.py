@@ -18,10 +18,11 @@ from ..strategies.padding import CommonKernel, pad_offsets
 from .legalize import with_fields
 from .legalize_horizontal import emit_split_store, merged_conv2d, select_branch
 from .rewrite_members import GroupBody, as_float, make_constant
+from .rewrite_stacked_rows import emit_stacked_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class _Anchors:
+class Anchors:
     """Anchors of one input that become one.
 
     Attributes
@@ -47,7 +48,7 @@ class _Anchors:
         return str(self.call.args[1].ty.dtype)
 
 
-def _shared_anchors(group: GroupBody, branches: Sequence[Branch]) -> _Anchors:
+def _shared_anchors(group: GroupBody, branches: Sequence[Branch]) -> Anchors:
     """Check that the heads of branches can be one anchor, and bring their weights to one kernel size."""
     heads = tuple(b.head for b in branches)
     operators = [group.graph.by_name[h] for h in heads]
@@ -71,7 +72,7 @@ def _shared_anchors(group: GroupBody, branches: Sequence[Branch]) -> _Anchors:
             weights = _pad_weights(operators[0], weights, common)
     elif any(dict(o.attrs) != dict(first.attrs) for o in operators):
         raise LoweringError("the members' anchors differ in their attributes; leave them apart")
-    return _Anchors(heads, calls[0], attrs, tuple(weights))
+    return Anchors(heads, calls[0], attrs, tuple(weights))
 
 
 def _pad_weights(
@@ -186,6 +187,9 @@ def emit_merged(group: GroupBody) -> None:
     join, branches = group.shape.join, group.shape.branches
     if join is None and group.shape.tail:
         raise LoweringError("only some of the members are joined; leave them apart")
+    if join is None and len(group.shape.anchors) > len(branches):
+        emit_stacked_rows(group, _shared_anchors(group, branches))
+        return
     if join is not None and join.kind != "concat":
         _emit_stacked(group, branches, _shared_anchors(group, branches))
         return
@@ -204,7 +208,7 @@ def _channel_axis(call: relax.Call) -> int:
     return str(call.attrs.out_layout or call.attrs.data_layout).index("C")
 
 
-def _emit_concatenated(group: GroupBody, branches: Sequence[Branch], anchors: _Anchors) -> None:
+def _emit_concatenated(group: GroupBody, branches: Sequence[Branch], anchors: Anchors) -> None:
     """One anchor with the weights concatenated along output channels; the result split by one block."""
     join, head = group.shape.join, anchors.call
     if not same_structure(group.graph, [_after_head(group, b) for b in branches]):
@@ -294,7 +298,7 @@ def _emit_steps(
     return value
 
 
-def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: _Anchors) -> None:
+def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors) -> None:
     """One convolution with a branch axis; the join reads it at constant branch indices, all in registers.
 
     The operators that every member runs are applied to all branches at once, in float32; what

@@ -51,7 +51,8 @@ def _copies(size: int, count: int, down: int, along: int) -> str:
     )
     return (
         "template <typename T>\n"
-        f"{_HEAD}void {_name(size, count, down, along)}(void* shared, int offset, const T* global, int index, bool valid) {{\n"
+        f"{_HEAD}void {_name(size, count, down, along)}(\n"
+        "    void* shared, int offset, const T* global, int index, bool valid) {\n"
         "  unsigned address = (unsigned)__cvta_generic_to_shared((const char*)shared + offset);\n"
         "#ifdef __CUDA_ARCH__\n"
         "  // A copy whose source is ignored writes zeros.\n"
@@ -72,7 +73,9 @@ def _name(size: int, count: int, down: int, along: int) -> str:
 
 
 def copy_rows(size: int, count: int, down: int, along: int, *arguments) -> tirx.PrimExpr:
-    """Copy elements that are equally far apart, all of them or none (zeros): (shared, byte offset, global, index, valid).
+    """Copy elements that are equally far apart, all of them or none: (shared, byte offset, global, index, valid).
+
+    Where they are not valid, zeros are written.
 
     Parameters
     ----------

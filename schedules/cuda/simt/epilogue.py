@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
-from ....compat import tirx
 from ....compat import script_builder as T
+from ....compat import tirx
+from ....guards.fma_tiles import Tile
+from ..tensor_core.affine import substitute, uses
 from ..tensor_core.epilogue import Epilogue as _Epilogue
 from ..tensor_core.epilogue import by_condition
-from ..tensor_core.evaluate import Views, conjunction, integer
+from ..tensor_core.evaluate import Views, conjunction, integer, keep
 from ..tensor_core.form import Products, Store
 from ..tensor_core.operand import decode
 from .device_code import common, read_shared, write_shared
-from .tile import Tile
 
 
 class Epilogue(_Epilogue):
@@ -67,7 +68,7 @@ class Epilogue(_Epilogue):
             return
         count = tile.thread_rows * self.groups
         for turn in range(-(-count // tile.warp_depth)):
-            number = T.bind(integer(turn * tile.warp_depth) + self.place.warp_depth)
+            number = keep(integer(turn * tile.warp_depth) + self.place.warp_depth)
 
             def body(number=number) -> None:
                 row, group = number // integer(self.groups), number % integer(self.groups)
@@ -89,7 +90,7 @@ class Epilogue(_Epilogue):
         first = first + place.lane_column * integer(tile.column_vector)
         found = []
         for part in range(0, tile.column_vector, self.width):
-            column = T.bind(first + integer(part) if part else first)
+            column = keep(first + integer(part) if part else first)
             found.append((column, None if family is None else self._select(family, column)))
         return found
 
@@ -101,10 +102,12 @@ class Epilogue(_Epilogue):
         line = place.warp_row * integer(tile.rows // tile.warp_rows) + row % vector
         line = line + row // vector * integer(tile.lane_rows * tile.row_vector)
         line = line + place.lane_row * vector
-        number = T.bind(place.first_row + line)
+        number = keep(place.first_row + line)
         names = {**place.batch, **decode(number, form.rows)}
+        whole = [c for c in conditions if not any(uses(c, i.var) for i in form.columns)]
+        conditions = tuple(c for c in conditions if not any(c is other for other in whole))
         for part, (column, target) in enumerate(piece):
-            needed = []
+            needed = [substitute(condition, names) for condition in whole]
             if form.row_count % tile.rows:
                 needed.append(number < integer(form.row_count))
             if form.column_count % tile.columns:
@@ -147,9 +150,7 @@ class Epilogue(_Epilogue):
                     first = copy * tile.thread_rows * tile.thread_columns
                     first += number * tile.column_vector
                     T.evaluate(
-                        write_shared(
-                            tile.column_vector, self.shared.data, offset, sums.data, first
-                        )
+                        write_shared(tile.column_vector, self.shared.data, offset, sums.data, first)
                     )
         T.evaluate(common("tvmf_barrier"))
 
@@ -184,4 +185,3 @@ class Epilogue(_Epilogue):
                     T.buffer_store(total, value, [at])
                 kept[anchor, copy] = total
         return lambda anchor, copy, at: kept[anchor, copy][at]
-

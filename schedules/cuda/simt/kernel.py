@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
-from ..tensor_core.evaluate import conjunction, integer
-from ..tensor_core.form import Anchor, Iterator, Operand, Products, uses
+from ....guards.fma_tiles import WARP, Tile
+from ..tensor_core.evaluate import conjunction, integer, keep
+from ..tensor_core.form import Anchor, Iterator, Operand, Products
+from ..tensor_core.kernel import write_function
 from ..tensor_core.operand import Lines, decode
+from .access import Access, reduction_order
 from .device_code import common, outer, read_shared
 from .epilogue import Epilogue
-from .operand import Access, TileCopy, access_of, reduction_order
-from .tile import VECTOR, Tile, padded
+from .operand import TileCopy
+from .problem import accesses, problem_of, sides
 
 #: Byte offsets that a thread keeps: of the tile that it multiplies, and of the slot that is free.
 _CURRENT, _FREE = 0, 1
+
+#: Parts of a tile: operands that are the same at every call, and the others.
+_CONSTANT, _OTHER = "constant", "other"
 
 #: Neighbouring rows of blocks that run together, so that they share columns in the second-level cache.
 _GROUP = 8
@@ -58,72 +63,7 @@ class Place:
     batch: dict
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """A tile of both operands in shared memory.
-
-    Attributes
-    ----------
-    row_stride, column_stride : int
-        Numbers from one element of the reduction to the next.
-    row_copies, column_copies : int
-        Tiles of each operand.
-    depth : int
-        Elements of the reduction.
-    """
-
-    row_stride: int
-    column_stride: int
-    row_copies: int
-    column_copies: int
-    depth: int
-
-    @property
-    def columns_at(self) -> int:
-        """Byte offset of the column operand."""
-        return 4 * self.depth * self.row_copies * self.row_stride
-
-    @property
-    def nbytes(self) -> int:
-        """Size."""
-        return self.columns_at + 4 * self.depth * self.column_copies * self.column_stride
-
-
-def accesses(form: Products, anchor: Anchor) -> tuple[Access, Access]:
-    """How both operands of an anchor are read."""
-    rows = (*form.batch, *anchor.copies, *form.rows)
-    columns = (*form.batch, *anchor.copies, *form.columns)
-    return (
-        access_of(anchor.rows, rows, anchor.reduced, form.inner),
-        access_of(anchor.columns, columns, anchor.reduced, form.inner),
-    )
-
-
-def sides(form: Products, anchor: Anchor) -> tuple[int, int]:
-    """Tiles of each operand: the copies, of the operand that has them."""
-    if any(uses(anchor.rows.value, copy.var) for copy in anchor.copies):
-        return anchor.copy_count, 1
-    return 1, anchor.copy_count
-
-
-def layout(form: Products, tile: Tile) -> Layout:
-    """Place the operands in shared memory, the same for every anchor."""
-    transposed = [accesses(form, anchor) for anchor in form.anchors]
-    copies = [sides(form, anchor) for anchor in form.anchors]
-    strides = [
-        padded(lines) if any(pair[side].transposed for pair in transposed) else lines
-        for side, lines in enumerate((tile.rows, tile.columns))
-    ]
-    strides = [-(-stride // VECTOR) * VECTOR for stride in strides]
-    return Layout(*strides, *(max(c[side] for c in copies) for side in range(2)), tile.depth)
-
-
-def shared_bytes(form: Products, tile: Tile) -> int:
-    """Shared memory of a block."""
-    return max(tile.stages * layout(form, tile).nbytes, tile.exchange_bytes(form))
-
-
-def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
+def kernel(form: Products, tile: Tile, shared_bytes: int = 0) -> tirx.PrimFunc:
     """Write the kernel of a function.
 
     Parameters
@@ -132,48 +72,40 @@ def kernel(form: Products, tile: Tile) -> tirx.PrimFunc:
         The function.
     tile : Tile
         Sizes.
+    shared_bytes : int
+        Shared memory to ask for, where it is more than the tiles take.
 
     Returns
     -------
     PrimFunc
         A scheduled function of one kernel with the parameters of the function.
     """
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        T.func_attr({"tirx.noalias": True})
-        arguments = [
-            T.arg(
-                param.name or f"argument{number}",
-                T.buffer([int(extent) for extent in param.shape], str(param.dtype)),
-            )
-            for number, param in enumerate(form.params)
-        ]
-        views = {}
-        for param, argument in zip(form.params, arguments, strict=True):
-            size = math.prod(int(extent) for extent in param.shape)
-            view = T.decl_buffer((size,), str(param.dtype), data=argument.data)
-            views[param.__chandle__()] = IRBuilder.name(argument.name, view)
-        with T.launch_thread("blockIdx.x", tile.blocks(form)) as block:
-            with T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1):
-                with T.launch_thread("threadIdx.x", tile.threads) as thread:
-                    _Body(form, tile, views, block, thread).emit()
-    return builder.get()
+    return write_function(
+        form,
+        tile.blocks(problem_of(form)),
+        tile.threads,
+        lambda *names: _Body(form, tile, shared_bytes, *names).emit(),
+    )
 
 
 class _Body:
     """Emits what one thread does."""
 
-    def __init__(self, form: Products, tile: Tile, views, block, thread) -> None:
+    def __init__(self, form: Products, tile: Tile, shared_bytes: int, views, block, thread) -> None:
         self.form, self.tile, self.views = form, tile, views
-        self.layout = layout(form, tile)
+        self.problem = problem_of(form)
+        self.strides, self.stage_bytes = tile.strides(self.problem), tile.stage_bytes(self.problem)
+        #: Where the column operand begins in a tile: byte offset.
+        self.columns_at = 4 * tile.depth * self.problem.rows.copies * self.strides[0]
         self.place = self._place(block, thread)
-        shared = T.alloc_buffer((shared_bytes(form, tile),), "uint8", scope="shared.dyn")
+        size = max(tile.shared_bytes(self.problem), shared_bytes)
+        shared = T.alloc_buffer((size,), "uint8", scope="shared.dyn")
         self.shared = IRBuilder.name("shared", shared)
         size = tile.thread_rows * tile.thread_columns
         self.sums = [_local("sums", size * anchor.copy_count) for anchor in form.anchors]
         # Two sets: one is loaded while the other is multiplied.
-        rows = self.layout.row_copies * tile.thread_rows
-        columns = self.layout.column_copies * tile.thread_columns
+        rows = self.problem.rows.copies * tile.thread_rows
+        columns = self.problem.columns.copies * tile.thread_columns
         self.row_parts = [_local("rows", rows) for _ in range(2)]
         self.column_parts = [_local("columns", columns) for _ in range(2)]
         self.slots = IRBuilder.name("slots", T.alloc_buffer((2,), "int32", scope="local"))
@@ -183,10 +115,9 @@ class _Body:
         row = row + place.lane_row * integer(tile.row_vector)
         column = place.warp_column * integer(tile.columns // tile.warp_columns)
         column = column + place.lane_column * integer(tile.column_vector)
-        self.row_base = T.bind((part * integer(self.layout.row_stride) + row) * integer(4))
-        self.column_base = T.bind(
-            (part * integer(self.layout.column_stride) + column) * integer(4)
-            + integer(self.layout.columns_at)
+        self.row_base = keep((part * integer(self.strides[0]) + row) * integer(4))
+        self.column_base = keep(
+            (part * integer(self.strides[1]) + column) * integer(4) + integer(self.columns_at)
         )
 
     def _place(self, block, thread) -> Place:
@@ -198,21 +129,21 @@ class _Body:
         group = max(g for g in range(1, _GROUP + 1) if down % g == 0) if across > 1 else 1
         number = inside // integer(group * across)
         rest = inside % integer(group * across)
-        row = T.bind(number * integer(group) + rest % integer(group))
-        column = T.bind(rest // integer(group)) if across > 1 else integer(0)
-        warp = thread // integer(32)
-        lane_row, lane_column = _lane(T.bind(thread % integer(32)), tile)
+        row = keep(number * integer(group) + rest % integer(group))
+        column = keep(rest // integer(group)) if across > 1 else integer(0)
+        warp = thread // integer(WARP)
+        lane_row, lane_column = _lane(keep(thread % integer(WARP)), tile)
         return Place(
             thread,
-            T.bind(thread % integer(tile.slice_threads)),
-            T.bind(lane_row),
-            T.bind(lane_column),
-            T.bind(warp % integer(tile.warp_rows)),
-            T.bind(warp // integer(tile.warp_rows) % integer(tile.warp_columns)),
-            T.bind(warp // integer(tile.warp_rows * tile.warp_columns)),
-            T.bind(row * integer(tile.rows)),
-            T.bind(column * integer(tile.columns)),
-            {var: T.bind(value) for var, value in batch.items()},
+            keep(thread % integer(tile.slice_threads)),
+            keep(lane_row),
+            keep(lane_column),
+            keep(warp % integer(tile.warp_rows)),
+            keep(warp // integer(tile.warp_rows) % integer(tile.warp_columns)),
+            keep(warp // integer(tile.warp_rows * tile.warp_columns)),
+            keep(row * integer(tile.rows)),
+            keep(column * integer(tile.columns)),
+            {var: keep(value) for var, value in batch.items()},
         )
 
     def emit(self) -> None:
@@ -224,21 +155,27 @@ class _Body:
         for anchor in self.form.anchors:
             pairs.append(_Pair(self, anchor, sum(pair.steps for pair in pairs)))
         self._pipeline(pairs)
-        Epilogue(
-            self.form, self.tile, self.place, self.sums, self.shared, self.views
-        ).emit()
+        Epilogue(self.form, self.tile, self.place, self.sums, self.shared, self.views).emit()
 
     # -- the sequence of tiles --------------------------------------------------------------------
 
     def _pipeline(self, pairs: list[_Pair]) -> None:
         ahead = self.tile.stages - 1
-        for number in range(ahead):
-            self._issue(pairs, integer(number), (number, number), integer(number * self.layout.nbytes))
-            T.evaluate(common("tvmf_commit"))
+        # The next kernel may set itself up while this one runs, as this one does now: until the previous kernel is
+        # complete, it reads nothing but constants.
+        T.evaluate(common("tvmf_let_next_start"))
+        for part in (_CONSTANT, _OTHER):
+            for number in range(ahead):
+                slot = integer(number * self.stage_bytes)
+                self._issue(pairs, integer(number), (number, number), slot, part)
+                if part == _OTHER:
+                    T.evaluate(common("tvmf_commit"))
+            if part == _CONSTANT:
+                T.evaluate(common("tvmf_wait_for_previous"))
         self._arrive()
         self._load(pairs[0], 0, integer(0), 0)
         T.buffer_store(self.slots, 0, [_CURRENT])
-        T.buffer_store(self.slots, ahead * self.layout.nbytes, [_FREE])
+        T.buffer_store(self.slots, ahead * self.stage_bytes, [_FREE])
         for pair, following in itertools.zip_longest(pairs, pairs[1:]):
             last = pair.first + pair.steps - 1
             if pair.steps > 1:
@@ -247,8 +184,8 @@ class _Body:
                     self._step(pair, pair, number, pairs, (pair.first, last - 1))
             self._step(pair, following, integer(last), pairs, (last, last))
 
-    def _issue(self, pairs, number, bounds: tuple[int, int], slot) -> None:
-        """Start copying a tile, whose number lies between two numbers, if there is such a tile."""
+    def _issue(self, pairs, number, bounds: tuple[int, int], slot, part: str = "") -> None:
+        """Start copying a tile (or part of it) whose number lies between two numbers, if there is such a tile."""
         least, most = bounds
         for pair in pairs:
             end = pair.first + pair.steps
@@ -261,10 +198,10 @@ class _Body:
                 needed.append(number < integer(end))
             step = number - integer(pair.first) if pair.first else number
             if not needed:
-                pair.issue(step, slot)
+                pair.issue(step, slot, part)
                 continue
             with T.If(conjunction(needed)), T.Then():
-                pair.issue(step, slot)
+                pair.issue(step, slot, part)
 
     def _arrive(self) -> None:
         """Wait until the oldest tile is complete, for every thread."""
@@ -273,9 +210,9 @@ class _Body:
 
     def _step(self, pair, following, number, pairs, bounds) -> None:
         """Multiply one tile; start copying another one and load the first numbers of the next."""
-        tile, nbytes = self.tile, self.layout.nbytes
+        tile, nbytes = self.tile, self.stage_bytes
         ahead = tile.stages - 1
-        slot = T.bind(self.slots[_CURRENT])
+        slot = keep(self.slots[_CURRENT])
         count = tile.depth // tile.warp_depth
         for k in range(count):
             if k + 1 < count:
@@ -288,24 +225,24 @@ class _Body:
                 self._load(following, 0, self.slots[_CURRENT], 0)
             if k == 0:
                 reached = tuple(bound + ahead for bound in bounds)
-                self._issue(pairs, number + integer(ahead), reached, T.bind(self.slots[_FREE]))
+                self._issue(pairs, number + integer(ahead), reached, keep(self.slots[_FREE]))
                 T.evaluate(common("tvmf_commit"))
                 T.buffer_store(self.slots, slot, [_FREE])
             self._multiply(pair, k % 2)
 
     def _load(self, pair, which: int, slot, k: int) -> None:
         """Load the numbers of one element of the reduction."""
-        tile, layout = self.tile, self.layout
-        sides = (
-            (self.row_parts[which], self.row_base, pair.row_copies, layout.row_stride,
+        tile = self.tile
+        operands = (
+            (self.row_parts[which], self.row_base, pair.row_copies, self.strides[0],
              tile.thread_rows, tile.row_vector, tile.lane_rows),
-            (self.column_parts[which], self.column_base, pair.column_copies, layout.column_stride,
+            (self.column_parts[which], self.column_base, pair.column_copies, self.strides[1],
              tile.thread_columns, tile.column_vector, tile.lane_columns),
         )  # fmt: skip
-        for parts, base, copies, stride, count, vector, lanes in sides:
+        for parts, base, copies, stride, count, vector, lanes in operands:
             for copy in range(copies):
                 for first in range(0, count, vector):
-                    at = (copy * layout.depth + k) * stride + first * lanes
+                    at = (copy * tile.depth + k) * stride + first * lanes
                     T.evaluate(
                         read_shared(
                             vector, parts.data, copy * count + first,
@@ -336,12 +273,12 @@ class _Pair:
         form, tile, place = body.form, body.tile, body.place
         self.steps = -(-anchor.depth // tile.depth)
         self.sums = body.sums[body.form.anchors.index(anchor)]
-        self.row_copies, self.column_copies = sides(form, anchor)
+        self.row_copies, self.column_copies = sides(anchor)
         row_access, column_access = accesses(form, anchor)
         self.order = reduction_order(anchor.reduced, (row_access, column_access))
         rows = Lines(form.rows, form.row_count, tile.rows, place.first_row, _same)
         columns = Lines(form.columns, form.column_count, tile.columns, place.first_column, _same)
-        stride = body.layout.row_stride, body.layout.column_stride
+        stride = body.strides
         self.rows = self._copies(anchor.rows, row_access, rows, self.row_copies, stride[0])
         self.columns = self._copies(
             anchor.columns, column_access, columns, self.column_copies, stride[1]
@@ -360,15 +297,17 @@ class _Pair:
                 TileCopy(
                     operand, access, lines, fixed, self.order, body.tile.depth, stride,
                     body.place.thread, body.tile.threads, body.shared, body.views, body.form.inner,
+                    body.form.constants,
                 )
             )  # fmt: skip
         return made
 
-    def issue(self, step, slot) -> None:
-        """Start copying one tile of both operands."""
-        for copies, offset in ((self.rows, 0), (self.columns, self.body.layout.columns_at)):
+    def issue(self, step, slot, part: str = "") -> None:
+        """Start copying one tile of both operands, or of the constant or the other ones."""
+        for copies, offset in ((self.rows, 0), (self.columns, self.body.columns_at)):
             for copy in copies:
-                copy.issue(step, slot + integer(offset))
+                if not part or (part == _CONSTANT) == copy.is_constant:
+                    copy.issue(step, slot + integer(offset))
                 offset += copy.nbytes
 
 

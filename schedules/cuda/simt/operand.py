@@ -1,8 +1,8 @@
 """One operand of an anchor on its way from global to shared memory, where the reduction runs down and lines across.
 
-Lines (the operand's rows or columns) that are neighbours in the tensor are copied in pieces of up to 16 bytes. Where the
-reduction is contiguous instead, single elements are copied: eight neighbours along the reduction for each of four lines
-by a warp, which reads whole sectors and writes to different banks. What is no plain read is computed on the way.
+Lines (the operand's rows or columns) that are neighbours in the tensor are copied in pieces of up to 16 bytes. Where
+the reduction is contiguous instead, single elements are copied: eight neighbours along the reduction for each of four
+lines by a warp, which reads whole sectors and writes to different banks. What is no plain read is computed on the way.
 """
 
 from __future__ import annotations
@@ -10,123 +10,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tvm_ffi
 
 from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ...analysis import nodes_of
-from ..tensor_core.evaluate import Views, conjunction, integer
-from ..tensor_core.form import (
-    Copy,
-    InnerSum,
-    Iterator,
-    Operand,
-    as_copy,
-    coefficients,
-    flat_offset,
-    substitute,
-    uses,
-)
+from ..tensor_core.affine import flat_offset, substitute, uses
+from ..tensor_core.evaluate import Views, conjunction, integer, keep
+from ..tensor_core.form import InnerSum, Iterator, Operand
 from ..tensor_core.operand import Lines, decode
+from .access import Access
 from .device_code import copy_rows, write_shared
-from .tile import VECTOR
 
 #: Neighbours along the reduction that a warp copies of each line when it transposes.
 _ALONG = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """How an operand is read.
-
-    Attributes
-    ----------
-    copy : Copy or None
-        The guarded read that it is; None where it has to be computed.
-    steps : dict of int to int
-        Coefficient of each variable in the read's offset, by the variable's handle.
-    transposed : bool
-        Whether the reduction is contiguous and lines are not.
-    width : int
-        Neighbouring lines that are copied at once.
-    """
-
-    copy: Copy | None
-    steps: dict[int, int]
-    transposed: bool
-    width: int
-
-    def step(self, iterator: Iterator) -> int:
-        """How far apart in the tensor neighbours along an iterator are."""
-        return self.steps.get(iterator.var.__chandle__(), 0)
-
-
-def access_of(
-    operand: Operand,
-    across: Sequence[Iterator],
-    reduced: Sequence[Iterator],
-    inner: Sequence[InnerSum] = (),
-) -> Access:
-    """Find out how an operand can be read.
-
-    Parameters
-    ----------
-    operand : Operand
-        The operand.
-    across : sequence of Iterator
-        Its lines.
-    reduced : sequence of Iterator
-        The reduction.
-    inner : sequence of InnerSum
-        Sums that it may be computed from.
-    """
-    last = next((i for i in reversed(across) if i.extent > 1), None)
-    copy = as_copy(operand.value, inner)
-    steps = None if copy is None else _steps(copy.offset)
-    if copy is None or steps is None:
-        found = [_steps(flat_offset(load)) or {} for load in nodes_of(operand.value, ir.TensorLoad)]
-        along = [any(_is_one(numbers, i) for i in reduced) for numbers in found]
-        lines = [last is not None and _is_one(numbers, last) for numbers in found]
-        return Access(None, {}, any(along) and not any(lines), 1)
-    if last is not None and _is_one(steps, last):
-        rest = [step for var, step in steps.items() if var != last.var.__chandle__()]
-        width = math.gcd(VECTOR, last.extent, *rest)
-        if any(uses(condition, last.var) for condition in copy.conditions):
-            width = 1
-        return Access(copy, steps, False, width)
-    return Access(copy, steps, any(_is_one(steps, i) for i in reduced), 1)
-
-
-def _steps(offset: tirx.PrimExpr) -> dict[int, int] | None:
-    """Coefficients of an offset by the variable's handle (0: the rest); None when it is not affine."""
-    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
-    if not variables:
-        return {0: int(offset)} if isinstance(offset, tirx.IntImm) else None
-    numbers = coefficients(offset, variables)
-    if numbers is None or len(numbers) != len(variables) + 1:
-        return None
-    return dict(zip([*(v.__chandle__() for v in variables), 0], numbers, strict=True))
-
-
-def _is_one(steps: Mapping[int, int], iterator: Iterator) -> bool:
-    return iterator.extent > 1 and steps.get(iterator.var.__chandle__()) == 1
-
-
-def reduction_order(reduced: Sequence[Iterator], accesses: Iterable[Access]) -> tuple:
-    """Order of a reduction: the longest iterator innermost, one that is contiguous in an operand among equals.
-
-    The others are then the same for a whole tile, and with them what a window's position decides.
-    """
-    contiguous = {
-        iterator.var.__chandle__()
-        for access in accesses
-        for iterator in reduced
-        if _is_one(access.steps, iterator)
-    }
-    inner = max(reduced, key=lambda i: (i.extent, i.var.__chandle__() in contiguous))
-    return (*(i for i in reduced if i is not inner), inner)
 
 
 class TileCopy:
@@ -156,6 +55,8 @@ class TileCopy:
         The parameters.
     inner : sequence of InnerSum
         Sums that it is computed from.
+    constants : sequence of Buffer
+        Parameters that are the same at every call.
     """
 
     def __init__(
@@ -172,16 +73,20 @@ class TileCopy:
         shared: tirx.Buffer,
         views: Views,
         inner: Sequence[InnerSum] = (),
+        constants: Sequence[tirx.Buffer] = (),
     ) -> None:
         self.operand, self.access, self.lines, self.fixed = operand, access, lines, dict(fixed)
         self.reduced, self.depth, self.stride = reduced, depth, stride
         self.total = math.prod(i.extent for i in reduced)
         self.shared, self.views, self.inner = shared, views, inner
+        copy = access.copy
+        #: Whether what is copied is the same at every call.
+        self.is_constant = copy is not None and any(copy.buffer.same_as(c) for c in constants)
         self.width = math.gcd(access.width, lines.tile)
         self._share(thread, threads)
         self.starts = [self._line(number) for number in range(self.line_passes)]
         place = self.row * integer(stride) + self.line
-        self.target = T.bind(place * integer(4))
+        self.target = keep(place * integer(4))
 
     @property
     def nbytes(self) -> int:
@@ -194,16 +99,16 @@ class TileCopy:
         if self.access.transposed:
             self.row_step = min(_ALONG, self.depth)
             at_once = threads // self.row_step
-            self.row = T.bind(thread % integer(self.row_step))
+            self.row = keep(thread % integer(self.row_step))
             first = thread // integer(self.row_step)
             used = threads
         else:
             at_once = min(pieces, threads)
             self.row_step = min(threads // at_once, self.depth)
-            self.row = T.bind(thread // integer(at_once)) if self.row_step > 1 else integer(0)
+            self.row = keep(thread // integer(at_once)) if self.row_step > 1 else integer(0)
             first = thread % integer(at_once) if self.row_step > 1 else thread
             used = at_once * self.row_step
-        self.line = T.bind(first * integer(self.width))
+        self.line = keep(first * integer(self.width))
         self.line_step = at_once * self.width
         self.line_passes = -(-self.lines.tile // self.line_step)
         self.row_passes = -(-self.depth // self.row_step)
@@ -213,15 +118,15 @@ class TileCopy:
         """Offset of a line in the tensor, what must hold for it, and its iterators' values."""
         lines = self.lines
         place = self.line + integer(number * self.line_step)
-        position = T.bind(lines.first + lines.place(place))
-        values = {v: T.bind(e) for v, e in decode(position, lines.iterators).items()}
+        position = keep(lines.first + lines.place(place))
+        values = {v: keep(e) for v, e in decode(position, lines.iterators).items()}
         exists = []
         if lines.count % lines.tile:
-            exists.append(T.bind(position < integer(lines.count)))
+            exists.append(keep(position < integer(lines.count)))
         offset = None
         if self.access.copy is not None:
             zero = {i.var: integer(0) for i in self.reduced}
-            offset = T.bind(substitute(self.access.copy.offset, {**values, **self.fixed, **zero}))
+            offset = keep(substitute(self.access.copy.offset, {**values, **self.fixed, **zero}))
         return offset, exists, values
 
     def issue(self, step: tirx.PrimExpr | int, slot: tirx.PrimExpr | int) -> None:
@@ -235,7 +140,7 @@ class TileCopy:
             Where the tile goes: byte offset in shared memory.
         """
         place = _Position(self, step)
-        target = T.bind(self.target + slot)
+        target = keep(self.target + slot)
 
         def passes() -> None:
             for number in range(self.line_passes):
@@ -311,8 +216,10 @@ class TileCopy:
     # -- operands that are computed ---------------------------------------------------------------
 
     def _compute(self, line: int, number, place: _Position, at, guard: _Guard) -> None:
-        below = number * self.row_step if isinstance(number, int) else number * integer(self.row_step)
-        names = {**guard.names, **{v: T.bind(e) for v, e in place.values(below).items()}}
+        below = (
+            number * self.row_step if isinstance(number, int) else number * integer(self.row_step)
+        )
+        names = {**guard.names, **{v: keep(e) for v, e in place.values(below).items()}}
         kept = T.alloc_buffer((1,), "float32", scope="local")
         conditions = [*guard.same, *place.inside(below)]
 
@@ -353,8 +260,9 @@ class TileCopy:
             known = sums.get(load.__chandle__())
             if known is not None:
                 return known
-            view = self.views[load.source.__chandle__()]
-            return view[substitute(flat_offset(load), names)]
+            view = self.views.get(load.source.__chandle__())
+            # What is no parameter is a number that the thread keeps, a value of an iterator.
+            return load if view is None else view[substitute(flat_offset(load), names)]
 
         swapped = tvm_ffi.structural_map(value, [(ir.TensorLoad, replace)], order="pre")
         return substitute(swapped, names)
@@ -371,16 +279,16 @@ class _Position:
         self.exact = self.last.extent % copy.depth == 0
         #: Whether all but the innermost iterator are the same for the whole tile.
         self.uniform = self.exact or count == 1
-        self.first = T.bind(step * integer(copy.depth) + copy.row)
+        self.first = keep(step * integer(copy.depth) + copy.row)
         if not self.uniform:
             return
         each = self.last.extent // copy.depth
         self.outer = {i.var: integer(0) for i in outer}
         inside = step
         if count > 1:
-            self.outer = {v: T.bind(e) for v, e in decode(step // integer(each), outer).items()}
+            self.outer = {v: keep(e) for v, e in decode(step // integer(each), outer).items()}
             inside = step % integer(each)
-        self.inner = T.bind(inside * integer(copy.depth) + copy.row)
+        self.inner = keep(inside * integer(copy.depth) + copy.row)
         self.start = self._along({**self.outer, self.last.var: self.inner})
 
     def _along(self, values: Mapping) -> tirx.PrimExpr:
@@ -390,7 +298,7 @@ class _Position:
             step = self.tile_copy.access.step(iterator)
             if step:
                 total = total + values[iterator.var] * integer(step)
-        return T.bind(total)
+        return keep(total)
 
     def inside(self, below) -> list:
         """What must hold of a row to be part of the reduction."""
@@ -416,7 +324,7 @@ class _Position:
         found = list(exists)
         if same:
             found += [substitute(c, {**names, **self.outer}) for c in same]
-            found = [T.bind(conjunction(found))]
+            found = [keep(conjunction(found))]
         return _Guard(tuple(found), tuple(changing), dict(names))
 
 

@@ -9,11 +9,12 @@ import tvm_ffi
 from ....compat import ir, sym, tirx
 from ....compat import script_builder as T
 from ....guards.tensor_tiles import COLUMNS, ROWS, Tile
-from ...analysis import dtype_bytes, nodes_of
+from ...analysis import dtype_bytes
 from ..fast_math import NARROW, fast_math, to_type
+from .affine import flat_offset, substitute
 from .device_code import call
-from .evaluate import Views, conjunction, copy_out, evaluate, integer
-from .form import Products, Store, flat_offset, substitute
+from .evaluate import Views, conjunction, copy_out, evaluate, integer, keep, step_of
+from .form import Products, Store
 from .operand import decode
 
 
@@ -77,6 +78,8 @@ class Epilogue:
         if len(parts) < 2 or None in parts or not self._is_wide():
             return None
         first = parts[0]
+        if not self._is_vector(first.store) or not _follow_each_other(parts, self.form.columns):
+            return None
         same = all(
             tvm_ffi.structural_equal(p.store.value, first.store.value, map_free_vars=False)
             and str(p.store.buffer.dtype) == str(first.store.buffer.dtype)
@@ -87,6 +90,12 @@ class Epilogue:
 
     def _is_wide(self) -> bool:
         return self.form.columns[-1].extent % self.width == 0
+
+    def _is_vector(self, store: Store) -> bool:
+        """Whether a lane's elements are neighbours, aligned, and no more than one instruction stores."""
+        offset = flat_offset(tirx.BufferLoad(store.buffer, store.indices))
+        nbytes = self.width * dtype_bytes(str(store.buffer.dtype))
+        return nbytes <= 16 and step_of(offset, self.form.columns[-1].var, self.width) == 1
 
     def _select(self, family: list[_Part], column: tirx.PrimExpr) -> tirx.PrimExpr:
         """Bind the address at which a column's tensor would begin if it had the offsets of the first one."""
@@ -132,9 +141,10 @@ class Epilogue:
     def _unit(self, row, group, stores: list[Store], conditions: tuple, where) -> None:
         form, tile, place = self.form, self.tile, self.place
         line = place.warp_row * integer(tile.rows // tile.warp_rows) + row + place.lane // integer(4)
-        row_number = T.bind(place.first_row + line)
+        row_number = keep(place.first_row + line, "row")
         wide = group * (COLUMNS * self.group)
-        column = T.bind(self._warp_column() + wide + place.lane % integer(4) * integer(self.width))
+        column = self._warp_column() + wide + place.lane % integer(4) * integer(self.width)
+        column = keep(column, "column")
         known = self._registers(where) if where is not None else self._met(line, group)
         needed = []
         if form.row_count % tile.rows:
@@ -168,10 +178,7 @@ class Epilogue:
     def _store(self, store: Store, names, column, known, conditions) -> None:
         form = self.form
         last = form.columns[-1]
-        values = decode(column, form.columns)
-        base = values.pop(last.var)
-        whole = last.extent % self.width == 0
-        everything = {**names, **values}
+        whole = self._is_wide()
 
         def lookup(load: ir.TensorLoad, number: int):
             for place, anchor in enumerate(form.anchors):
@@ -180,7 +187,13 @@ class Epilogue:
             return None
 
         def emit(conditions: tuple, first: int, width: int) -> None:
-            start = base if first == 0 else base + integer(first)
+            # Elements of a unit that is not whole may differ in other iterators than the last one, too.
+            shift = integer(first) if first else None
+            values = decode(column if whole or not first else column + shift, form.columns)
+            start = values.pop(last.var)
+            if whole and first:
+                start = start + shift
+            everything = {**names, **values}
             held = [
                 substitute(c, {**everything, last.var: start}) for c in conditions
             ]
@@ -188,9 +201,9 @@ class Epilogue:
                 held.append(column + integer(first) < integer(form.column_count))
 
             def write() -> None:
-                shift = lambda load, number: lookup(load, number + first)  # noqa: E731
+                sums = lambda load, number: lookup(load, number + first)  # noqa: E731
                 found = evaluate(
-                    _fast(store), last.var, start, width, everything, self.views, shift
+                    _fast(store), last.var, start, width, everything, self.views, sums
                 )
                 self._write(store, everything, start, found)
 
@@ -221,7 +234,7 @@ class Epilogue:
             size = len(found) * dtype_bytes(dtype)
             T.evaluate(call(f"tvmf_store_global_{size}", self._target, at(0), kept.data))
             return
-        if len(found) > 1 and _neighbours(offset, last.var):
+        if len(found) > 1 and step_of(offset, last.var, len(found)) == 1:
             copy_out(view, at(0), kept, len(found))
             return
         for number in range(len(found)):
@@ -335,6 +348,15 @@ def _part(store: Store, columns, share: int) -> _Part | None:
     return _Part(store, begin, end)
 
 
+def _follow_each_other(parts: list[_Part], columns) -> bool:
+    """Whether every column belongs to one part."""
+    ordered = sorted(parts, key=lambda part: part.begin)
+    ends = [0, *(part.end for part in ordered)]
+    return ends[-1] == columns[-1].extent and all(
+        part.begin == end for part, end in zip(ordered, ends, strict=False)
+    )
+
+
 def by_condition(stores: tuple[Store, ...]) -> list[tuple[tuple, list[Store]]]:
     """Stores that happen under the same conditions, together."""
     groups: list[tuple[tuple, list[Store]]] = []
@@ -368,14 +390,3 @@ def _bound(condition: tirx.PrimExpr, columns, share: int) -> bool:
 
 def _is_var(expr, var: tirx.Var) -> bool:
     return isinstance(expr, tirx.Var) and expr.same_as(var)
-
-
-def _neighbours(offset: tirx.PrimExpr, var: tirx.Var) -> bool:
-    """Whether elements along an iterator are neighbours, and a vector of them is aligned."""
-    from .form import coefficients
-
-    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
-    numbers = coefficients(offset, variables) if variables else None
-    if numbers is None:
-        return False
-    return any(v.same_as(var) and n == 1 for v, n in zip(variables, numbers, strict=False))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tvm_ffi
 
-from ....compat import ir, tirx
+from ....compat import IRBuilder, ir, tirx
 from ....compat import script_builder as T
 from ...analysis import dtype_bytes, nodes_of
-from .form import coefficients, flat_offset, is_conditional, substitute
+from .affine import coefficients, flat_offset, is_conditional, substitute, uses
 
 #: Views of the parameters as one-dimensional buffers, by the handle of the parameter.
 Views = Mapping[int, tirx.Buffer]
@@ -23,6 +23,18 @@ _WIDEST = 16  # bytes of one load or store
 def integer(value: int) -> tirx.IntImm:
     """A 32-bit number."""
     return tirx.IntImm("int32", value)
+
+
+def keep(value: tirx.PrimExpr, name: str = "kept") -> tirx.PrimExpr:
+    """Compute a number once and return where it is kept.
+
+    TVM writes what is bound to a variable wherever the variable stands, which makes long sources of short kernels.
+    """
+    if isinstance(value, tirx.Var | tirx.IntImm):
+        return value
+    kept = IRBuilder.name(name, T.alloc_buffer((1,), str(value.ty), scope="local"))
+    T.buffer_store(kept, value, [0])
+    return kept[0]
 
 
 def evaluate(
@@ -58,14 +70,14 @@ def evaluate(
     list of PrimExpr
         One expression an element, without further loads that could be shared.
     """
-    guarded = any(is_conditional(call) for call in nodes_of(value, ir.Call))
+    conditions = [call.args[0] for call in nodes_of(value, ir.Call) if is_conditional(call)]
     loaded: list[tuple[ir.TensorLoad, Callable[[int], tirx.PrimExpr]]] = []
 
     def place(load: ir.TensorLoad) -> Callable[[int], tirx.PrimExpr]:
         for seen, get in loaded:
             if tvm_ffi.structural_equal(seen, load, map_free_vars=False):
                 return get
-        get = load_elements(load, var, base, width, others, views, guarded)
+        get = load_elements(load, var, base, width, others, views, conditions)
         loaded.append((load, get))
         return get
 
@@ -94,19 +106,24 @@ def load_elements(
     width: int,
     others: Mapping[tirx.Var, tirx.PrimExpr],
     views: Views,
-    guarded: bool,
+    conditions: Sequence[tirx.PrimExpr] = (),
 ) -> Callable[[int], tirx.PrimExpr]:
-    """Emit the load of one parameter for all elements and say where each one's value is."""
+    """Emit the load of one parameter for all elements and say where each one's value is.
+
+    ``conditions`` are those of the expression, under which alone the load may be inside its buffer.
+    """
     view = views[load.source.__chandle__()]
     offset = flat_offset(load)
     step = step_of(offset, var, width)
+    if step == 1 and conditions and not _ends_between(load, var, width, conditions):
+        step = None
     dtype = str(load.ty)
     if step is None:
         return lambda number: view[
             substitute(offset, {**others, var: base + integer(number) if number else base})
         ]
     start = substitute(offset, {**others, var: base})
-    inside = _inside(load, {**others, var: base}) if guarded else []
+    inside = _inside(load, {**others, var: base}, conditions) if conditions else []
     count = width if step == 1 else 1
     kept = T.alloc_buffer((count,), dtype, scope="local")
     if inside:
@@ -159,15 +176,35 @@ def step_of(offset: tirx.PrimExpr, var: tirx.Var, width: int) -> int | None:
     return 1 if own == 1 and aligned and rest % width == 0 else None
 
 
-def _inside(load: ir.TensorLoad, names: Mapping[tirx.Var, tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-    """Conditions under which a load stays inside its buffer."""
+def _inside(
+    load: ir.TensorLoad,
+    names: Mapping[tirx.Var, tirx.PrimExpr],
+    conditions: Sequence[tirx.PrimExpr],
+) -> list[tirx.PrimExpr]:
+    """What must hold for a load to stay inside its buffer."""
     found = []
     for extent, index in zip(load.source.shape, load.indices, strict=True):
-        if isinstance(index, tirx.Var | tirx.IntImm):
-            continue  # an iterator, which never leaves its range
+        if not _is_guarded(index, conditions):
+            continue
         at = substitute(index, names)
         found += [integer(0) <= at, at < integer(int(extent))]
     return found
+
+
+def _is_guarded(index: tirx.PrimExpr, conditions: Sequence[tirx.PrimExpr]) -> bool:
+    """Whether an index may leave its range where a condition does not hold: they have an iterator in common."""
+    return any(uses(c, v) for v in nodes_of(index, tirx.Var) for c in conditions)
+
+
+def _ends_between(
+    load: ir.TensorLoad, var: tirx.Var, width: int, conditions: Sequence[tirx.PrimExpr]
+) -> bool:
+    """Whether of ``width`` neighbours along an iterator all or none are inside the buffer."""
+    return all(
+        int(extent) % width == 0
+        for extent, index in zip(load.source.shape, load.indices, strict=True)
+        if uses(index, var) and _is_guarded(index, conditions)
+    )
 
 
 def _all(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:

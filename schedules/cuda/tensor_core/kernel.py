@@ -14,12 +14,13 @@ from collections.abc import Callable
 
 from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
-from ....guards.tensor_tiles import COLUMNS, DEPTH, ROWS, Tile
+from ....guards.tensor_tiles import DEPTH, Tile
 from .device_code import OPERAND_TYPES, call
 from .epilogue import Epilogue
-from .evaluate import Views, integer
+from .evaluate import Views, integer, keep
 from .form import Anchor, Iterator, Products
-from .operand import PIECE, Access, Lines, TileCopy, access_of, decode, swizzle
+from .fragments import column_base, column_fragment, interleave, row_base, row_fragment
+from .operand import Access, Lines, TileCopy, access_of, decode
 from .tile import problem_of
 
 #: Matrix instructions of a warp up to which the loop over the reduction is written out.
@@ -288,7 +289,7 @@ class _Pair:
         self.row_copy = self._copy(self.anchor.rows, self.row_access, rows, place.batch)
         columns = Lines(
             form.columns, form.column_count, tile.columns, place.first_column,
-            _interleave(group) if self.permuted else lambda line: line,
+            interleave(group) if self.permuted else lambda line: line,
         )  # fmt: skip
         self.column_copies = []
         for copy in range(self.anchor.copy_count):
@@ -297,8 +298,10 @@ class _Pair:
                 self._copy(self.anchor.columns, self.column_access, columns, fixed)
             )
         lane = place.lane
-        self.row_base = T.bind(_row_base(self.row_access, tile, place, lane))
-        self.column_base = T.bind(_column_base(self.column_access, tile, place, lane))
+        self.row_base = keep(row_base(self.row_access, tile, place, lane), "row_base")
+        self.column_base = keep(
+            column_base(self.column_access, tile, place, lane), "column_base"
+        )
 
     def _copy(self, operand, access: Access, lines: Lines, fixed) -> TileCopy:
         body = self.body
@@ -332,13 +335,13 @@ class _Pair:
         k = place.warp_depth * integer(part) + integer(number) if tile.warp_depth > 1 else number
         rows = body.row_parts[which]
         for fragment in range(tile.row_fragments):
-            offset = _row_fragment(self.row_access, tile, self.row_base, place, fragment, k)
+            offset = row_fragment(self.row_access, tile, self.row_base, place, fragment, k)
             self._matrix(self.row_access.major == "mn", rows, 4 * fragment, slot, offset)
         columns = body.column_parts[which]
         base = self.row_copy.nbytes
         for copy in range(self.anchor.copy_count):
             for fragment in range(0, tile.column_fragments, 2):
-                offset = _column_fragment(
+                offset = column_fragment(
                     self.column_access, tile, self.column_base, place, fragment, k
                 )
                 target = 2 * (copy * tile.column_fragments + fragment)
@@ -384,76 +387,3 @@ def _constants(number: int, iterators: tuple[Iterator, ...]) -> dict:
         values[iterator.var] = integer(number % iterator.extent)
         number //= iterator.extent
     return values
-
-
-def _interleave(group: int):
-    """Which column of a tile stands in which line, so that a lane's columns are neighbours.
-
-    Of a fragment of eight columns, a lane has two. With the columns of ``group`` fragments interleaved, those that a
-    lane has of all of them are ``2 * group`` neighbours.
-    """
-
-    def place(line: tirx.PrimExpr) -> tirx.PrimExpr:
-        if group == 1:
-            return line
-        within = line % integer(COLUMNS * group)
-        fragment, column = within // integer(COLUMNS), within % integer(COLUMNS)
-        return (
-            line
-            - within
-            + column // integer(2) * integer(2 * group)
-            + fragment * integer(2)
-            + column % integer(2)
-        )
-
-    return place
-
-
-# Addresses within a tile in shared memory: ``ldmatrix`` takes the address of row ``lane % 8`` of matrix ``lane // 8``.
-
-
-def _row_base(access: Access, tile: Tile, place: Place, lane) -> tirx.PrimExpr:
-    matrix, row = lane // integer(8), lane % integer(8)
-    first = place.warp_row * integer(tile.rows // tile.warp_rows)
-    if access.major == "k":
-        line = first + row + matrix % integer(2) * integer(8)
-        piece = matrix // integer(2) ^ swizzle(row, 2 * tile.depth)
-        return line * integer(2 * tile.depth) + piece * integer(16)
-    # The reduction runs down the tile: matrices (rows, k), (rows + 8, k), (rows, k + 8), (rows + 8, k + 8).
-    line = row + matrix // integer(2) * integer(8)
-    return line * integer(2 * tile.rows)
-
-
-def _row_fragment(access: Access, tile: Tile, base, place: Place, fragment: int, k):
-    if access.major == "k":
-        return (base ^ _times(k, 2 * DEPTH)) + integer(fragment * ROWS * 2 * tile.depth)
-    matrix, row = place.lane // integer(8), place.lane % integer(8)
-    piece = place.warp_row * integer(tile.rows // tile.warp_rows // PIECE)
-    piece = piece + integer(2 * fragment) + matrix % integer(2)
-    swapped = piece ^ swizzle(row, 2 * tile.rows)
-    return base + _times(k, DEPTH * 2 * tile.rows) + swapped * integer(16)
-
-
-def _column_base(access: Access, tile: Tile, place: Place, lane) -> tirx.PrimExpr:
-    matrix, row = lane // integer(8), lane % integer(8)
-    first = place.warp_column * integer(tile.columns // tile.warp_columns)
-    if access.major == "k":
-        line = first + row + matrix // integer(2) * integer(8)
-        piece = matrix % integer(2) ^ swizzle(row, 2 * tile.depth)
-        return line * integer(2 * tile.depth) + piece * integer(16)
-    line = row + matrix % integer(2) * integer(8)
-    return line * integer(2 * tile.columns)
-
-
-def _column_fragment(access: Access, tile: Tile, base, place: Place, fragment: int, k):
-    if access.major == "k":
-        return (base ^ _times(k, 2 * DEPTH)) + integer(fragment * COLUMNS * 2 * tile.depth)
-    matrix, row = place.lane // integer(8), place.lane % integer(8)
-    piece = place.warp_column * integer(tile.columns // tile.warp_columns // PIECE)
-    piece = piece + integer(fragment) + matrix // integer(2)
-    swapped = piece ^ swizzle(row, 2 * tile.columns)
-    return base + _times(k, DEPTH * 2 * tile.columns) + swapped * integer(16)
-
-
-def _times(k, factor: int):
-    return integer(k * factor) if isinstance(k, int) else k * integer(factor)

@@ -12,12 +12,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ....compat import script_builder as T
 from ....compat import ir, tirx
+from ....compat import script_builder as T
 from ...analysis import nodes_of
+from .affine import Copy, as_copy, coefficients, substitute, uses
 from .device_code import call
-from .evaluate import Views, conjunction, evaluate, integer
-from .form import Copy, InnerSum, Iterator, Operand, as_copy, coefficients, substitute, uses
+from .evaluate import Views, conjunction, evaluate, integer, keep
+from .form import InnerSum, Iterator, Operand
 
 #: Elements of two bytes in 16 bytes.
 PIECE = 8
@@ -190,6 +191,8 @@ class TileCopy:
         self.passes = -(-rows // self.rows_at_once)
         self.partial = rows % self.rows_at_once != 0
         self.rows = rows
+        #: Whether threads are left over that fill no row.
+        self.idle = threads > self.rows_at_once * pieces
         self._prepare()
 
     @property
@@ -215,7 +218,8 @@ class TileCopy:
         for number in range(self.passes):
             row = self.row + integer(number * self.rows_at_once)
             swapped = self.piece ^ swizzle(row, self.row_bytes)
-            self.targets.append(T.bind(row * integer(self.row_bytes) + swapped * integer(16)))
+            target = row * integer(self.row_bytes) + swapped * integer(16)
+            self.targets.append(keep(target, "target"))
 
     def _line(self, place: tirx.PrimExpr) -> tuple:
         """Offset of a line in the tensor, whether it exists, and its iterators' values."""
@@ -228,7 +232,9 @@ class TileCopy:
         offset = None
         if self.access.copy is not None:
             zero = {i.var: integer(0) for i in self.reduced}
-            offset = T.bind(substitute(self.access.copy.offset, {**values, **self.fixed, **zero}))
+            offset = keep(
+                substitute(self.access.copy.offset, {**values, **self.fixed, **zero}), "offset"
+            )
         return offset, exists, values
 
     def issue(self, step: tirx.PrimExpr | int, slot: tirx.PrimExpr | int) -> None:
@@ -242,9 +248,14 @@ class TileCopy:
             Where the tile goes: byte offset in shared memory.
         """
         for number in range(self.passes):
+            conditions = []
+            if self.idle:
+                conditions.append(self.row < integer(self.rows_at_once))
             if self.partial:
                 row = self.row + integer(number * self.rows_at_once)
-                with T.If(row < integer(self.rows)), T.Then():
+                conditions.append(row < integer(self.rows))
+            if conditions:
+                with T.If(conjunction(conditions)), T.Then():
                     self._pass(number, step, slot)
             else:
                 self._pass(number, step, slot)

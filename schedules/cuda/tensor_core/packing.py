@@ -12,9 +12,13 @@ import tvm_ffi
 
 from ....compat import ir, tirx
 from ...analysis import nodes_of
+from .affine import as_copy
 from .form import Anchor, InnerSum, Iterator, Operand, Products
 
-def pack(form: Products, constants: set[int]) -> tuple[Products, dict[str, list[int]]]:
+
+def pack(
+    form: Products, constants: set[int], *, reduction_first: bool = False
+) -> tuple[Products, dict[str, list[int]]]:
     """Permute the constant operands of a function where that makes copies longer.
 
     Parameters
@@ -23,6 +27,9 @@ def pack(form: Products, constants: set[int]) -> tuple[Products, dict[str, list[
         The function.
     constants : set of int
         Numbers of its parameters that are constants.
+    reduction_first : bool
+        Whether both operands of a product have the reduction outermost, rather than its column operand innermost;
+        what an operand is computed from stays as it is.
 
     Returns
     -------
@@ -33,8 +40,13 @@ def pack(form: Products, constants: set[int]) -> tuple[Products, dict[str, list[
     """
     wanted: dict[int, list[int]] = {}
     for anchor in form.anchors:
-        _want(form, constants, anchor.columns.value, anchor.reduced, False, wanted)
-    for inner in form.inner:
+        if reduction_first:
+            for operand in (anchor.rows, anchor.columns):
+                if as_copy(operand.value, form.inner) is not None:
+                    _want(form, constants, operand.value, anchor.reduced, True, wanted)
+        else:
+            _want(form, constants, anchor.columns.value, anchor.reduced, False, wanted)
+    for inner in () if reduction_first else form.inner:
         _want(form, constants, inner.value, inner.reduced, True, wanted)
     for number, axes in wanted.items():
         form = _permuted(form, number, axes)

@@ -19,15 +19,16 @@ from ...analysis import buffer_key, dtype_bytes, nodes_of
 from ..fast_math import NARROW, dtype_of, fast_math, to_type
 from ..row_form import Stage
 from ..row_pieces import tree
+from .affine import flat_offset, substitute, uses
 from .cluster import RowExchange, depth_split
 from .epilogue import Epilogue
 from .evaluate import Views, conjunction, copy_out, integer, load_elements, step_of
-from .form import Store, flat_offset, substitute, uses
+from .form import Store
 from .operand import decode
 from .row_form import RowProducts
 
-#: Registers that parameters may take while the product is computed.
-_EARLY = 24
+#: Registers that parameters may take while the product is computed, and with the sums once it is.
+_EARLY, _HELD = 24, 144
 
 #: What takes the place of a column that does not exist.
 _NEUTRAL = {tirx.Add: 0.0, tirx.Max: -3.4028234663852886e38, tirx.Min: 3.4028234663852886e38}
@@ -105,10 +106,8 @@ class RowEpilogue(Epilogue):
         self.lines = [T.bind(self._line(row)) for row in range(self.row_share)]
         self.rows = [T.bind(self.place.first_row + line) for line in self.lines]
         self.columns = [T.bind(self._column(group)) for group in range(self.group_share)]
-        if self._early_registers() <= _EARLY:
-            for row in range(self.row_share):
-                for group in range(self.group_share):
-                    self._load_all(row, group)
+        if self._param_registers() <= _EARLY:
+            self._load_all()
 
     def _half(self, row: int):
         """Number of one of the thread's rows among those of its lane."""
@@ -188,7 +187,7 @@ class RowEpilogue(Epilogue):
     def _seen(found: list, load: ir.TensorLoad) -> bool:
         return any(structural_equal(load, other, map_free_vars=False) for other, _ in found)
 
-    def _early_registers(self) -> int:
+    def _param_registers(self) -> int:
         """Registers of all parameters of a thread."""
         total = 0
         for load, of_row in self._params():
@@ -196,9 +195,11 @@ class RowEpilogue(Epilogue):
             total += -(-count * dtype_bytes(str(load.ty)) // 4)
         return total
 
-    def _load_all(self, row: int, group: int) -> None:
-        for load, _ in self._params():
-            self._param(load, row, group)
+    def _load_all(self) -> None:
+        for row in range(self.row_share):
+            for group in range(self.group_share):
+                for load, _ in self._params():
+                    self._param(load, row, group)
 
     def _param(self, load: ir.TensorLoad, row: int, group: int) -> Callable:
         """Emit the load of a parameter for a unit, or find it; returns what gives its elements."""
@@ -226,9 +227,9 @@ class RowEpilogue(Epilogue):
             for row in range(self.row_share)
             for group in range(self.group_share)
         ]
-        for row in range(self.row_share):
-            for group in range(self.group_share):
-                self._load_all(row, group)
+        # Where registers are few, each parameter is loaded where it is used.
+        if len(self.units) * self.width + self._param_registers() <= _HELD:
+            self._load_all()
         for stage in self.form.stages:
             if stage.kind == "reduction":
                 self._reduce(stage)
@@ -334,7 +335,9 @@ class RowEpilogue(Epilogue):
                 with _guarded(conditions):
                     self._write_out(store, names, start, kept)
 
-    def _write_out(self, store: Store, names: dict, start: tirx.PrimExpr, kept: tirx.Buffer) -> None:
+    def _write_out(
+        self, store: Store, names: dict, start: tirx.PrimExpr, kept: tirx.Buffer
+    ) -> None:
         view = self.views[store.buffer.__chandle__()]
         offset = flat_offset(tirx.BufferLoad(store.buffer, store.indices))
         at = substitute(offset, {**names, self.last.var: start})

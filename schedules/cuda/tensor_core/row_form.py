@@ -17,7 +17,9 @@ from ...steps import inline_injective, isolate_outputs, with_simple_indices
 from ..contraction_form import Contraction
 from ..fast_math import NARROW, dtype_of, function_of
 from ..row_form import Stage, stages_of_block
-from .form import Anchor, Iterator, Products, anchors_of, flat_stores, substitute, uses
+from .affine import substitute, uses
+from .form import Anchor, Iterator, Products
+from .recognition import anchors_of, flat_stores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +112,7 @@ def _is_product(block: Block) -> bool:
     return len(block.reads) == 2 and len(block.writes) == 1 and not block.has_window
 
 
-def _read(
-    sch: s_tir.Schedule, info: Structure, anchors: tuple[Block, ...]
-) -> RowProducts | None:
+def _read(sch: s_tir.Schedule, info: Structure, anchors: tuple[Block, ...]) -> RowProducts | None:
     names = [block.name for block in info.blocks]
     classes = axis_classes(info, names)
     if classes is None:
@@ -147,9 +147,7 @@ def _read(
         if made is None:
             return None
     params = tuple(sch.mod["main"].params)
-    form = RowProducts(
-        params, batch, rows, columns, found, tuple(stores), stages=tuple(stages)
-    )
+    form = RowProducts(params, batch, rows, columns, found, tuple(stores), stages=tuple(stages))
     return _widened(form) if _is_supported(form) else None
 
 
@@ -231,8 +229,9 @@ def _is_supported(form: RowProducts) -> bool:
                 return False
         if stage is None:
             continue
-        wide = ("float32",) if stage.kind == "reduction" else ("float32", *NARROW)
-        if str(stage.buffer.dtype) not in wide:
+        # A narrow sum would have to be rounded after every addition; the largest of narrow values is one of them.
+        exact = stage.kind == "staged" or stage.combine in (tirx.Max, tirx.Min)
+        if str(stage.buffer.dtype) not in (("float32", *NARROW) if exact else ("float32",)):
             return False
         written[buffer_key(stage.buffer)] = stage.indices
     written_params = [store.buffer for store in form.stores]

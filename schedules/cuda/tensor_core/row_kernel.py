@@ -7,7 +7,7 @@ import dataclasses
 from ....compat import script_builder as T
 from ....compat import tirx
 from ....guards.tensor_tiles import Tile
-from .cluster import RowExchange, row_parts
+from .cluster import RowExchange, depth_split, row_parts
 from .evaluate import integer
 from .kernel import Body, Place, write_function
 from .operand import decode
@@ -107,6 +107,12 @@ class RowBody(Body):
             rank,
             {var: T.bind(value) for var, value in segments.items()},
         )
+
+    def _group_size(self, wide: bool) -> int:
+        # Warps that shared the reduction divide the groups among them.
+        most, among = super()._group_size(wide), depth_split(self.tile)[1]
+        fragments = self.tile.column_fragments
+        return max(g for g in (1, 2, 4) if g <= most and fragments // g % among == 0)
 
     def begin(self) -> None:
         form, tile, place = self.form, self.tile, self.place

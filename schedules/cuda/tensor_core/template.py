@@ -8,10 +8,11 @@ from ....compat import Target, tirx
 from ....devices import device_for
 from ....guards.tensor_tiles import best_tiles
 from ...base import CONSTANTS, PACKED, ScheduleTemplate
-from .form import Anchor, Products, products
+from .form import Anchor, Products
 from .kernel import kernel
-from .packing import pack
 from .operand import access_of
+from .packing import pack
+from .recognition import products
 from .tile import problem_of
 
 _TYPES = ("float16", "bfloat16")
@@ -33,10 +34,12 @@ class TensorCore(ScheduleTemplate):
     ) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, type, or too few rows."""
         form = products(func)
-        if form is None or not fits(form):
+        if form is None:
             return None
         numbers = constants_of(func)
         form, packed = pack(form, numbers)
+        if not fits(form):
+            return None
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
         problem, device = problem_of(form), device_for(target)

@@ -1,0 +1,59 @@
+"""The template: sums of float32 products by multiply-adds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....compat import Target, tirx
+from ....devices import device_for
+from ....guards.fma_model import best_tiles
+from ...base import PACKED, ScheduleTemplate
+from ..tensor_core.form import Products
+from ..tensor_core.packing import pack
+from ..tensor_core.recognition import products
+from ..tensor_core.template import constants_of
+from .kernel import kernel
+from .problem import accesses, problem_of
+
+#: Rows and columns below which a thread has too few products for what it loads, and shorter reductions than which
+#: there is little to copy.
+_LEAST_LINES, _LEAST_DEPTH = 4, 16
+
+
+class MultiplyAdd(ScheduleTemplate):
+    """Convolutions and matrix products of float32 operands that meet in elementwise outputs."""
+
+    name = "multiply_add"
+    kind = "cuda"
+    #: ``cp.async``.
+    min_arch = 80
+
+    def apply(
+        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
+    ) -> tirx.PrimFunc | None:
+        """Return the kernel; None when the function has another form or type, or is too small."""
+        form = products(func, symmetric=True)
+        if form is None or not fits(form):
+            return None
+        numbers = constants_of(func)
+        form, packed = pack(form, numbers, reduction_first=True)
+        constants = tuple(form.params[number] for number in sorted(numbers))
+        form = dataclasses.replace(form, constants=constants)
+        problem, device = problem_of(form), device_for(target)
+        for choice in best_tiles(problem, device):
+            made = kernel(form, choice.tile, choice.tile.requested_bytes(problem, device))
+            return made.with_attr(PACKED, packed) if packed else made
+        return None
+
+
+def fits(form: Products) -> bool:
+    """Whether this template is worth using for a function of this form."""
+    if any(anchor.rows.dtype != "float32" for anchor in form.anchors):
+        return False
+    if min(form.row_count, form.column_count) < _LEAST_LINES:
+        return False
+    if max(anchor.depth for anchor in form.anchors) < _LEAST_DEPTH:
+        return False
+    # What is computed on the way is not copied asynchronously: only sums, which no other template computes there.
+    reads = [access for anchor in form.anchors for access in accesses(form, anchor)]
+    return bool(form.inner) or all(access.copy is not None for access in reads)

@@ -1,0 +1,280 @@
+"""Reading the form of a function (see ``form``) from its blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....compat import ir, s_tir, tirx, tvm
+from ...analysis import Block, nodes_of, structure
+from ...steps import inline_injective, with_simple_indices
+from ..contraction_form import Contraction, recognise
+from .affine import Substitution, contiguous_iterator, substitute, uses
+from .device_code import OPERAND_TYPES
+from .form import Anchor, InnerSum, Iterator, Operand, Products, Store
+
+#: Longest inner sum: a window of 7x7. Every column tile computes it again.
+_INNER = 49
+
+
+def products(func: tirx.PrimFunc, *, symmetric: bool = False) -> Products | None:
+    """Bring a function into this form; None when it has another one.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function in block form.
+    symmetric : bool
+        Whether copies may belong to row operands too, and inner sums to column operands.
+    """
+    narrow = tirx.transform.ForceNarrowIndexToInt32()
+    try:
+        func = narrow(tvm.IRModule({"main": func}))["main"]
+    except tvm.error.InternalError:
+        return None  # an index needs 64 bits
+    sch = s_tir.Schedule(with_simple_indices(func))
+    form = recognise(sch, nested=True)
+    if form is None:
+        return None
+    inline_injective(sch)
+    return _read(sch, form, symmetric)
+
+
+def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products | None:
+    outputs = [sch.get(output.handle) for output in form.outputs]
+    axes = [
+        Iterator(tirx.Var(f"o{number}", "int32"), extent)
+        for number, extent in enumerate(form.outputs[0].extents)
+    ]
+    stores: list[Store] = []
+    for block in outputs:
+        names = {i.var: axis.var for i, axis in zip(block.iter_vars, axes, strict=True)}
+        found = flat_stores(substitute(block.body, names))
+        if found is None:
+            return None
+        stores += found
+    found = anchors_of(sch, form, axes, symmetric)
+    if found is None:
+        return None
+    anchors, (batch, rows, columns) = found
+    inner = _inner_sums(sch, form, anchors, symmetric)
+    if inner is None:
+        return None
+    return Products(
+        tuple(sch.mod["main"].params), batch, rows, columns, anchors, tuple(stores), inner
+    )
+
+
+def anchors_of(
+    sch: s_tir.Schedule, form: Contraction, axes: list[Iterator], symmetric: bool = False
+) -> tuple[tuple[Anchor, ...], tuple] | None:
+    """Describe anchors and sort the axes that they share.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        Holds the anchors' blocks.
+    form : Contraction
+        The anchors, and which of their iterators walks which axis.
+    axes : list of Iterator
+        The axes.
+    symmetric : bool
+        Whether copies may belong to row operands too.
+
+    Returns
+    -------
+    anchors : tuple of Anchor
+        The anchors.
+    roles : tuple of (batch, rows, columns)
+        Each a tuple of Iterator.
+    """
+    read = []
+    for anchor in form.anchors:
+        described = _anchor(sch, form, anchor, axes)
+        if described is None:
+            return None
+        read.append(described)
+    roles = _roles(axes, read, symmetric)
+    if roles is None:
+        return None
+    *sorted_axes, flipped = roles
+    anchors = tuple(_finish(raw, flip) for raw, flip in zip(read, flipped, strict=True))
+    return None if None in anchors else (anchors, tuple(sorted_axes))
+
+
+def _inner_sums(
+    sch: s_tir.Schedule, form: Contraction, anchors: tuple[Anchor, ...], symmetric: bool
+) -> tuple[InnerSum, ...] | None:
+    """The sums that operands read; None when anything else is left beside anchors and outputs."""
+    names = {block.name for block in (*form.anchors, *form.outputs)}
+    found = []
+    for block in structure(sch).blocks:
+        if block.name in names:
+            continue
+        described = _inner_sum(sch, block)
+        if described is None:
+            return None
+        found.append(described)
+    read = [anchor.rows.value for anchor in anchors]
+    read += [anchor.columns.value for anchor in anchors if symmetric]
+    loads = [load.source for value in read for load in nodes_of(value, ir.TensorLoad)]
+    if not all(any(inner.buffer.same_as(source) for source in loads) for inner in found):
+        return None
+    return tuple(found)
+
+
+def _inner_sum(sch: s_tir.Schedule, block: Block) -> InnerSum | None:
+    body = sch.get(block.handle).body
+    if not block.is_reduction or not isinstance(body, tirx.BufferStore):
+        return None
+    if str(body.buffer.dtype) != "float32" or block.extent(block.reduced) > _INNER:
+        return None
+    names, reduced = {}, []
+    for number, iter_var in enumerate(sch.get(block.handle).iter_vars):
+        fresh = Iterator(tirx.Var(iter_var.var.name, "int32"), block.extents[number])
+        names[iter_var.var] = fresh.var
+        if number in block.reduced:
+            reduced.append(fresh)
+    added = _added(substitute(body.value, names), body.buffer)
+    indices = tuple(substitute(index, names) for index in body.indices)
+    plain = all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices)
+    if added is None or not plain:
+        return None
+    return InnerSum(body.buffer, indices, added, tuple(reduced))
+
+
+def flat_stores(stmt: tirx.Stmt, conditions: tuple = ()) -> list[Store] | None:
+    """Flatten a body of stores under conditions; None when it does anything else."""
+    if isinstance(stmt, tirx.BufferStore):
+        return [Store(conditions, stmt.buffer, tuple(stmt.indices), stmt.value)]
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [flat_stores(part, conditions) for part in stmt.seq]
+    elif isinstance(stmt, tirx.IfThenElse):
+        parts = [flat_stores(stmt.then_case, (*conditions, stmt.condition))]
+        if stmt.else_case is not None:
+            parts.append(flat_stores(stmt.else_case, (*conditions, tirx.Not(stmt.condition))))
+    else:
+        return None
+    return None if None in parts else [store for part in parts for store in part]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RawAnchor:
+    """An anchor before it is known which factor is which."""
+
+    buffer: tirx.Buffer
+    indices: tuple
+    factors: tuple[tirx.PrimExpr, tirx.PrimExpr]
+    reduced: tuple[Iterator, ...]
+    copies: tuple[Iterator, ...]
+
+
+def _anchor(
+    sch: s_tir.Schedule, form: Contraction, anchor, axes: list[Iterator]
+) -> _RawAnchor | None:
+    block = sch.get(anchor.handle)
+    body = block.body
+    if not isinstance(body, tirx.BufferStore) or str(body.buffer.dtype) != "float32":
+        return None
+    follows = {
+        numbers[anchor.name]: number
+        for number, numbers in enumerate(form.axes)
+        if anchor.name in numbers
+    }
+    names: Substitution = {}
+    reduced, copies = [], []
+    for number, iter_var in enumerate(block.iter_vars):
+        extent = anchor.extents[number]
+        if number in follows:
+            if extent != axes[follows[number]].extent:
+                return None
+            names[iter_var.var] = axes[follows[number]].var
+            continue
+        fresh = Iterator(tirx.Var(iter_var.var.name, "int32"), extent)
+        names[iter_var.var] = fresh.var
+        if number in anchor.reduced:
+            reduced.append(fresh)
+        elif extent == 1:
+            names[iter_var.var] = tirx.IntImm("int32", 0)
+        else:
+            copies.append(fresh)
+    value = _increment(substitute(body.value, names), body.buffer)
+    if value is None:
+        return None
+    indices = tuple(substitute(index, names) for index in body.indices)
+    return _RawAnchor(body.buffer, indices, value, tuple(reduced), tuple(copies))
+
+
+def _added(value: tirx.PrimExpr, buffer: tirx.Buffer) -> tirx.PrimExpr | None:
+    """What is added to a sum; None when the value is no sum with the buffer's own."""
+    if not isinstance(value, tirx.Add):
+        return None
+    for own, added in ((value.a, value.b), (value.b, value.a)):
+        if isinstance(own, ir.TensorLoad) and own.source.same_as(buffer):
+            return added
+    return None
+
+
+def _increment(value: tirx.PrimExpr, buffer: tirx.Buffer) -> tuple | None:
+    """The two factors of what is added to a sum."""
+    product = _added(value, buffer)
+    return (product.a, product.b) if isinstance(product, tirx.Mul) else None
+
+
+def _roles(axes: list[Iterator], anchors: list[_RawAnchor], symmetric: bool):
+    """Sort the output's axes into batch, rows and columns, and find each anchor's column factor."""
+    wide = [axis for axis in axes if axis.extent > 1]
+    if not wide:
+        return None
+    last = wide[-1]
+    flipped = []
+    kinds: dict[int, set[str]] = {}
+    for anchor in anchors:
+        used = [uses(factor, last.var) for factor in anchor.factors]
+        if used[0] == used[1]:
+            return None
+        flipped.append(used[0])
+        row, column = anchor.factors[::-1] if used[0] else anchor.factors
+        sides = [
+            any(uses(side, copy.var) for copy in anchor.copies) for side in (row, column)
+        ]
+        if sides[0] and (sides[1] or not symmetric):
+            return None
+        for number, axis in enumerate(axes):
+            kind = (uses(row, axis.var), uses(column, axis.var))
+            if any(kind):
+                name = "batch" if all(kind) else ("row" if kind[0] else "column")
+                kinds.setdefault(number, set()).add(name)
+    if any(len(kind) > 1 for kind in kinds.values()):
+        return None
+    sorted_axes: dict[str, list[Iterator]] = {"batch": [], "row": [], "column": []}
+    for number, axis in enumerate(axes):
+        if axis.extent > 1 and number not in kinds:
+            return None  # an axis that no anchor has: a broadcast of the sums
+        sorted_axes[next(iter(kinds.get(number, {"batch"})))].append(axis)
+    parts = (tuple(sorted_axes[k]) for k in ("batch", "row", "column"))
+    return (*parts, flipped)
+
+
+def _finish(raw: _RawAnchor, flip: bool) -> Anchor | None:
+    row, column = raw.factors[::-1] if flip else raw.factors
+    operands = [_operand(factor) for factor in (row, column)]
+    if None in operands or operands[0].dtype != operands[1].dtype:
+        return None
+    order = list(raw.reduced)
+    contiguous = contiguous_iterator(operands[0].value, order) or contiguous_iterator(
+        operands[1].value, order
+    )
+    if contiguous is not None:
+        order.remove(contiguous)
+        order.append(contiguous)
+    return Anchor(
+        raw.buffer, raw.indices, operands[0], operands[1], tuple(order), raw.copies
+    )
+
+
+def _operand(factor: tirx.PrimExpr) -> Operand | None:
+    value = factor
+    if isinstance(value, tirx.Cast) and str(value.ty) == "float32":
+        value = value.value
+    dtype = str(value.ty)
+    return Operand(value, dtype) if dtype in OPERAND_TYPES else None

@@ -1,0 +1,215 @@
+"""A model of where a multiprocessor's time goes in a kernel of float32 multiply-adds, and the tile that it prefers.
+
+The template chooses its tile here. The model has four parts: what warps issue (multiply-adds, loads from shared
+memory, copies, and what each tile of the reduction takes besides), shared-memory loads, traffic from the second-level
+cache, and the chain of dependent steps of one warp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from ..devices import DeviceSpec
+from .fma_tiles import ADDRESSES, RESERVED, SUMS, VECTOR, WARP, Problem, Tile, stride_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Constants of the model, in cycles of a multiprocessor.
+
+    Attributes
+    ----------
+    issue : float
+        Instructions of warps that are issued a cycle.
+    copy, computed : float
+        Instructions of one asynchronous copy, and of one computed element.
+    step : float
+        Instructions of a warp for a tile of the reduction.
+    load : float
+        Cycles of a load of a warp from shared memory.
+    cache : float
+        Bytes a cycle from the second-level cache.
+    overlap : float
+        Exponent with which times that overlap add up: 1 for none, infinity for a perfect overlap.
+    chain, wait : float
+        One warp's chain: cycles an instruction, and a tile.
+    latency, start : float
+        From a copy's start to its arrival; what a kernel pays once.
+    store, exchange : float
+        Per accumulator of a thread, to store it and to add it up across warps.
+    clock : float
+        Cycles in a microsecond.
+    """
+
+    issue: float = 3.6
+    copy: float = 4.0
+    computed: float = 60.0
+    step: float = 60.0
+    load: float = 2.5
+    cache: float = 64.0
+    overlap: float = 3.0
+    chain: float = 1.3
+    wait: float = 60.0
+    latency: float = 800.0
+    start: float = 1800.0
+    store: float = 2.0
+    exchange: float = 8.0
+    clock: float = 1750.0
+
+
+RATES = Rates()
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A tile with its predicted time in microseconds, launch included."""
+
+    tile: Tile
+    microseconds: float
+
+
+@functools.cache
+def _all_tiles() -> np.ndarray:
+    """Every tile that any problem may take, one a row, in the order of the fields of `Tile`."""
+    found = []
+    for rows, columns, lanes in itertools.product((2, 4, 8, 16), (4, 8, 12, 16), (1, 2, 4, 8, 16)):
+        # What the lanes of a warp load is little where their outputs form a rectangle with sides alike.
+        if rows * columns > SUMS or not 1 / 4 <= lanes * rows / (WARP // lanes * columns) <= 4:
+            continue
+        for down, across, slices in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8)):
+            if not 2 <= down * across * slices <= 16:
+                continue
+            for depth, stages in itertools.product((8, 16, 32, 64), (2, 3, 4)):
+                if depth // slices >= 2:
+                    found.append((rows, columns, lanes, down, across, slices, depth, stages))
+    return np.array(found, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=4096)
+def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
+    """Return the tiles of least predicted time, best first.
+
+    Parameters
+    ----------
+    problem : Problem
+        The function.
+    device : DeviceSpec
+        The device.
+    count : int
+        How many at most.
+    """
+    tiles = _all_tiles()
+    tiles = tiles[_fits(problem, device, _Columns(tiles))]
+    if not len(tiles):
+        return ()
+    times = _microseconds(problem, device, _Columns(tiles), RATES)
+    # Of tiles that take the same time, the smallest in every field: the choice never depends on the machine.
+    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
+
+
+class _Columns:
+    """Fields of many tiles, each an array."""
+
+    def __init__(self, tiles: np.ndarray) -> None:
+        names = [field.name for field in dataclasses.fields(Tile)]
+        for name, values in zip(names, tiles.T, strict=True):
+            setattr(self, name, values)
+        self.rows = self.warp_rows * self.lane_rows * self.thread_rows
+        self.columns = self.warp_columns * (WARP // self.lane_rows) * self.thread_columns
+        self.warps = self.warp_rows * self.warp_columns * self.warp_depth
+
+    def stage_bytes(self, problem: Problem) -> np.ndarray:
+        total = 0
+        for side, lines in zip(problem.sides, (self.rows, self.columns), strict=True):
+            total = total + side.copies * stride_of(side, lines)
+        return 4 * self.depth * total
+
+    def shared_bytes(self, problem: Problem) -> np.ndarray:
+        exchange = 4 * self.warp_depth * self.rows * self.columns * sum(problem.sums)
+        exchange = np.where(self.warp_depth > 1, exchange, 0)
+        return np.maximum(self.stages * self.stage_bytes(problem), exchange)
+
+    def resident(self, problem: Problem, device: DeviceSpec) -> np.ndarray:
+        """Blocks that are on a multiprocessor together."""
+        sums = self.thread_rows * self.thread_columns * sum(problem.sums)
+        parts = (
+            self.thread_rows * problem.rows.copies + self.thread_columns * problem.columns.copies
+        )
+        registers = np.minimum(255, sums + 2 * parts + ADDRESSES)
+        threads = WARP * self.warps
+        found = np.minimum(
+            device.shared_memory_per_multiprocessor // (self.shared_bytes(problem) + RESERVED),
+            device.registers_per_multiprocessor // (-(-registers // 8) * 8 * threads),
+        )
+        return np.maximum(1, np.minimum(found, device.max_threads_per_multiprocessor // threads))
+
+
+def _fits(problem: Problem, device: DeviceSpec, tiles: _Columns) -> np.ndarray:
+    sums = tiles.thread_rows * tiles.thread_columns * sum(problem.sums)
+    return (
+        (tiles.rows <= _covering(problem.rows.count))
+        & (tiles.columns <= _covering(problem.columns.count))
+        & (sums <= SUMS)
+        & ((tiles.depth == 8) | (tiles.depth <= 2 * max(problem.depths)))
+        & (tiles.shared_bytes(problem) <= device.shared_memory_per_block_optin)
+        & (WARP * tiles.warps <= device.max_threads_per_block)
+    )
+
+
+def _covering(extent: int) -> int:
+    """Largest size of which more than half covers something, and one below which no tile needs to go."""
+    return max(32, 1 << max(0, (extent - 1).bit_length()))
+
+
+def _microseconds(
+    problem: Problem, device: DeviceSpec, tiles: _Columns, rates: Rates
+) -> np.ndarray:
+    """Predicted time of each tile."""
+    part = tiles.depth // tiles.warp_depth
+    copied = _copy_instructions(problem, tiles, rates)
+    row_loads = -(-tiles.thread_rows // VECTOR)
+    column_loads = -(-tiles.thread_columns // VECTOR)
+    issued = loaded = traffic = chain = steps = 0
+    for length, sums in zip(problem.depths, problem.sums, strict=True):
+        count = -(-length // tiles.depth)
+        steps = steps + count
+        loads = row_loads * (sums if problem.rows.copies > 1 else 1)
+        loads = loads + column_loads * (sums if problem.columns.copies > 1 else 1)
+        each = (
+            part * (tiles.thread_rows * tiles.thread_columns * sums + loads) + copied + rates.step
+        )
+        issued = issued + count * tiles.warps * each
+        loaded = loaded + count * tiles.warps * part * loads * rates.load
+        chain = chain + count * (each * rates.chain + rates.wait)
+        traffic = traffic + count * tiles.stage_bytes(problem)
+    blocks = -(-problem.rows.count // tiles.rows) * -(-problem.columns.count // tiles.columns)
+    share = -(-blocks * problem.batch // device.multiprocessors)
+    waves = -(-share // np.minimum(share, tiles.resident(problem, device)))
+    p = rates.overlap
+    chain = np.maximum(chain, steps * rates.latency / (tiles.stages - 1))
+    busy = (share * issued / rates.issue) ** p + (share * loaded) ** p
+    busy = busy + (share * traffic / rates.cache) ** p + (waves * chain) ** p
+    sums = tiles.thread_rows * tiles.thread_columns * sum(problem.sums)
+    end = sums * (rates.store + np.where(tiles.warp_depth > 1, rates.exchange, 0.0))
+    return (rates.start + rates.latency + busy ** (1 / p) + waves * end) / rates.clock
+
+
+def _copy_instructions(problem: Problem, tiles: _Columns, rates: Rates) -> np.ndarray:
+    """Instructions of a thread to copy one tile of both operands."""
+    total = 0
+    for side, lines in zip(problem.sides, (tiles.rows, tiles.columns), strict=True):
+        elements = lines * tiles.depth * side.copies / (WARP * tiles.warps)
+        each = rates.copy / side.width if side.width else rates.computed
+        total = total + elements * each
+    return total
+
+
+def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
+    """Predicted time of one tile in microseconds, launch included."""
+    row = _Columns(np.array([dataclasses.astuple(tile)], dtype=np.int64))
+    return float(_microseconds(problem, device, row, rates)[0])

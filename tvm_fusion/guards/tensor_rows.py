@@ -1,0 +1,219 @@
+"""Tiles of tensor-core kernels whose rows are reduced, and what the reductions add to a product's time.
+
+Whole rows have to be in reach of each other: in one block, or, where the chip has them, in the blocks of a cluster,
+each of which has some of the columns. The size of a cluster follows from a tile's columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from ..devices import DeviceSpec, capability
+from .tensor_tiles import (
+    COLUMNS,
+    DEPTH,
+    FRAGMENTS,
+    RATES,
+    ROWS,
+    Choice,
+    Problem,
+    Tile,
+    microseconds_of,
+)
+
+#: Least compute capability times ten with clusters of blocks, and blocks of a cluster that every such chip takes.
+_CLUSTERS_FROM, _MOST_BLOCKS = 90, 8
+
+#: Accumulators of a thread, so that what the stages keep and read fits beside them; half with more than 256 threads.
+_SUMS = 96
+
+#: Most columns and threads of a block.
+_MOST_COLUMNS, _MOST_THREADS = 1024, 512
+
+
+@dataclasses.dataclass(frozen=True)
+class RowProblem:
+    """What the search knows of a function: products whose rows are reduced before the outputs.
+
+    Attributes
+    ----------
+    product : Problem
+        The products.
+    length : int
+        Columns of a row that is reduced; the product's columns are one or several rows of this length.
+    reductions : int
+        How often it is reduced.
+    """
+
+    product: Problem
+    length: int
+    reductions: int
+
+    @property
+    def segments(self) -> int:
+        """Rows that are reduced of each row of the product."""
+        return self.product.columns // self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRates:
+    """Constants of the model beside those of products, in cycles.
+
+    Attributes
+    ----------
+    among_blocks, among_warps, among_lanes : float
+        An exchange of partial results by blocks of a cluster, warps of a block and lanes of a warp.
+    element : float
+        A stage's arithmetic for an accumulator of a thread.
+    cluster : float
+        What the start of a cluster takes longer than that of blocks.
+    """
+
+    among_blocks: float = 900.0
+    among_warps: float = 120.0
+    among_lanes: float = 60.0
+    element: float = 5.0
+    cluster: float = 300.0
+
+
+ROW_RATES = RowRates()
+
+
+def most_blocks(device: DeviceSpec) -> int:
+    """Blocks of a device that can share a row."""
+    return _MOST_BLOCKS if capability(device.arch) >= _CLUSTERS_FROM else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def best_row_tiles(problem: RowProblem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
+    """Return the tiles of least predicted time, best first; none where a row does not fit.
+
+    Parameters
+    ----------
+    problem : RowProblem
+        The function.
+    device : DeviceSpec
+        The device.
+    count : int
+        How many at most.
+    """
+    tiles = _tiles(problem.length, problem.segments, most_blocks(device))
+    tiles = tiles[_fits(problem, device, tiles.T)]
+    if not len(tiles):
+        return ()
+    times = _microseconds(problem, device, tiles.T)
+    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
+
+
+@functools.lru_cache(maxsize=256)
+def _tiles(length: int, segments: int, blocks: int) -> np.ndarray:
+    """Every tile whose columns, times at most so many blocks, cover a row."""
+    found = []
+    for cluster, warp_columns in itertools.product(range(1, blocks + 1), (1, 2, 3, 4, 6, 8)):
+        step = 16 * warp_columns
+        columns = -(-length // (cluster * step)) * step
+        divides = length % columns == 0 or segments == 1
+        if columns > _MOST_COLUMNS or -(-length // columns) != cluster or not divides:
+            continue
+        for rows, warp_rows, warp_depth in itertools.product(
+            (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 4)
+        ):
+            threads = 32 * warp_rows * warp_columns * warp_depth
+            # Warps that share the reduction divide its rows among them, then its columns.
+            among = max(1, warp_depth * ROWS * warp_rows // (2 * rows))
+            if not 64 <= threads <= _MOST_THREADS or rows % (ROWS * warp_rows):
+                continue
+            if columns > 8 * threads or (columns // warp_columns // COLUMNS) % among:
+                continue
+            for depth, stages in itertools.product((32, 64, 128), (2, 3, 4, 6)):
+                if (depth // DEPTH) % warp_depth == 0:
+                    found.append(
+                        (rows, columns, depth, warp_rows, warp_columns, warp_depth, stages)
+                    )
+    return np.array(found, dtype=np.int64).reshape(-1, 7)
+
+
+def _fits(problem: RowProblem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+    rows, columns, depth, warp_rows, warp_columns, warp_depth, stages = tiles
+    product = problem.product
+    threads = 32 * warp_rows * warp_columns * warp_depth
+    row_fragments, column_fragments = rows // warp_rows // ROWS, columns // warp_columns // COLUMNS
+    sums = 4 * row_fragments * column_fragments * sum(product.copies)
+    most = np.where(threads > 256, _SUMS // 2, _SUMS)
+    covering = max(ROWS, 1 << max(0, (product.rows - 1).bit_length()))
+    return (
+        (rows <= covering)
+        & (sums <= most)
+        & (4 * row_fragments + 2 * column_fragments <= FRAGMENTS)
+        & ((depth == 32) | (depth <= 2 * max(product.depths)))
+        & (_shared_bytes(problem, tiles) <= device.shared_memory_per_block_optin)
+        & (threads <= device.max_threads_per_block)
+    )
+
+
+def _parts(problem: RowProblem, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Partial results of a row, and blocks that share it."""
+    rows, columns, _, warp_rows, warp_columns, warp_depth, _ = tiles
+    among = np.maximum(1, warp_depth * ROWS * warp_rows // (2 * rows))
+    blocks = -(-problem.length // columns)
+    return warp_columns * among * blocks, blocks
+
+
+def _grid(problem: RowProblem, tiles: np.ndarray) -> np.ndarray:
+    """Blocks of a kernel."""
+    _, blocks = _parts(problem, tiles)
+    return -(-problem.product.rows // tiles[0]) * problem.segments * problem.product.batch * blocks
+
+
+def _shared_bytes(problem: RowProblem, tiles: np.ndarray) -> np.ndarray:
+    rows, columns, depth, _, _, warp_depth, stages = tiles
+    total = sum(problem.product.copies)
+    ring = stages * 2 * depth * (rows + max(problem.product.copies) * columns)
+    met = np.where(warp_depth > 1, 4 * warp_depth * rows * columns * total, 0)
+    parts, _ = _parts(problem, tiles)
+    places = np.where(parts > 1, 4 * rows * (-(-parts // 4) * 4), 0)
+    return -(-np.maximum(ring, met) // 16) * 16 + problem.reductions * places
+
+
+def _microseconds(
+    problem: RowProblem, device: DeviceSpec, tiles: np.ndarray, rates: RowRates = ROW_RATES
+) -> np.ndarray:
+    """Predicted time of each tile."""
+    rows, columns, _, warp_rows, warp_columns, warp_depth, _ = tiles
+    parts, blocks = _parts(problem, tiles)
+    exchange = np.where(
+        blocks > 1, rates.among_blocks, np.where(parts > 1, rates.among_warps, rates.among_lanes)
+    )
+    threads = 32 * warp_rows * warp_columns * warp_depth
+    held = rows * columns // threads
+    # Warps of a block share the multiprocessor's four schedulers.
+    element = rates.element * held * np.maximum(1.0, threads / 128)
+    cycles = problem.reductions * exchange + (problem.reductions + 1) * element
+    cycles = cycles + np.where(blocks > 1, rates.cluster, 0.0)
+    product = microseconds_of(problem.product, device, tiles, RATES)
+    waves = np.maximum(1.0, _grid(problem, tiles) / device.multiprocessors)
+    return product + np.minimum(waves, 4.0) * cycles / RATES.clock
+
+
+def predict_rows(problem: RowProblem, device: DeviceSpec, tile: Tile) -> float:
+    """Predicted time of one tile in microseconds, launch included."""
+    return float(_microseconds(problem, device, _one(tile))[0])
+
+
+def row_tile_bytes(problem: RowProblem, tile: Tile) -> int:
+    """Shared memory of a block."""
+    return int(_shared_bytes(problem, _one(tile))[0])
+
+
+def row_blocks(problem: RowProblem, tile: Tile) -> int:
+    """Blocks of a kernel."""
+    return int(_grid(problem, _one(tile))[0])
+
+
+def _one(tile: Tile) -> np.ndarray:
+    return np.array([dataclasses.astuple(tile)], dtype=np.int64).T
