@@ -14,12 +14,13 @@ from .matmul import Matmul, MatrixVector
 from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
+from .simt.template import MultiplyAdd
 from .tensor_core.row_template import TensorRows
 from .tensor_core.template import TensorCore
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
 #: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them; ``TensorRows``
-#: and ``TensorCore`` take 16-bit products before the templates that use multiply-adds;
+#: and ``TensorCore`` take 16-bit products, and ``MultiplyAdd`` those of float32, on chips with asynchronous copies;
 #: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
 #: of its rows to ``AnchorRows``; ``Fallback`` takes what is left.
 TEMPLATES = tuple(
@@ -30,6 +31,7 @@ TEMPLATES = tuple(
         Gated,
         TensorRows,
         TensorCore,
+        MultiplyAdd,
         Conv2d,
         MatrixVector,
         Matmul,

@@ -31,6 +31,7 @@ from .partition_lower import (
     launch,
     substitute,
 )
+from .tensor_core.device_code import call as device_function
 
 
 class _UnsafeGuard(Exception):
@@ -79,6 +80,7 @@ def merge_members(
         place = block - first if first else block
         bodies.append(_branch(member, place, thread, view_map | slot_map[index]))
         first += member.size(BLOCK_TAGS)
+    bodies = _all_waiting(bodies)
     merged = _as_branches(params, func, members, views, slots, grid, lanes, bodies)
     if merged is None or can_be_lowered(merged, target):
         return merged
@@ -87,6 +89,21 @@ def merge_members(
         return None
     merged = _as_branches(params, func, members, views, slots, grid, lanes, bodies)
     return merged if merged is not None and can_be_lowered(merged, target) else None
+
+
+def _all_waiting(bodies: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """Let every member wait for the previous kernel where one does: the launch overlaps with it for all of them."""
+
+    def waits(body: tirx.Stmt) -> bool:
+        return contains(body, (tvm.ir.Call, lambda call: _calls(call, "tvmf_wait_for_previous")))
+
+    waiting = [waits(body) for body in bodies]
+    if not any(waiting):
+        return bodies
+    wait = tirx.Evaluate(device_function("tvmf_wait_for_previous"))
+    return [
+        body if done else flat([wait, body]) for done, body in zip(waiting, bodies, strict=True)
+    ]
 
 
 def _has_room(slots: Sequence[tirx.Var], bounds: Limits) -> bool:
@@ -226,9 +243,13 @@ def _digits(member: FlatMember, tags: tuple[str, ...], linear: tirx.Expr) -> dic
 
 def _is_block_barrier(call: tvm.ir.Expr) -> bool:
     name = getattr(getattr(call, "op", None), "name", "")
-    return name == "tirx.tvm_storage_sync" or (
-        name == "tirx.cuda.func_call" and str(call.args[0].value) == "tvmf_barrier"
-    )
+    return name == "tirx.tvm_storage_sync" or _calls(call, "tvmf_barrier")
+
+
+def _calls(call: tvm.ir.Expr, name: str) -> bool:
+    """Whether an expression calls a device function."""
+    operator = getattr(getattr(call, "op", None), "name", "")
+    return operator == "tirx.cuda.func_call" and str(call.args[0].value) == name
 
 
 def _is_barrier(call: tvm.ir.Call) -> bool:

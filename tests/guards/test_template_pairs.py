@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tvm_fusion.config import FusionConfig
+from tvm_fusion.devices import device_for
+from tvm_fusion.guards.footprint import footprint
 from tvm_fusion.guards.template_pairs import TemplatePairs, describe, is_depthwise, is_pointwise
-from tvm_fusion.strategies import Vertical
+from tvm_fusion.strategies import Horizontal, Vertical
+from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.plans import DEVICE, graph_of
 from tvm_fusion.testing.synthetic_blocks import conv3d_branches
-from tvm_fusion.testing.transformer_blocks import matmul_pair
+from tvm_fusion.testing.transformer_blocks import dense_norm_heads, matmul_pair
 
 #: Kernel, and other options of ``ModuleBuilder.conv`` on 16 channels.
 PLAIN, POINTWISE = {"kernel": 3}, {"kernel": 1}
@@ -88,3 +91,36 @@ def test_kinds_of_convolutions_in_both_layouts():
         depthwise = {n for n in names if is_depthwise(graph, graph.by_name[n])}
         assert (pointwise, depthwise) == ({"pointwise"}, {"depthwise"})
         assert describe(graph, graph.by_name["depthwise"]) == "3x3 depthwise conv2d"
+
+
+def merged_norms(dtype, outputs=256):
+    """Four dense layers with layer norms as one proposal."""
+    graph = graph_of(
+        dense_norm_heads(heads=4, rows=32, width=64, outputs=outputs, relu=True, dtype=dtype)
+    )
+    found = Horizontal().propose(graph, FusionConfig())
+    return max(found, key=lambda p: len(p.operators)), graph
+
+
+def test_merged_products_with_norms_on_tensor_cores():
+    proposal, graph = merged_norms("float16")
+    device = device_for(parse_target("cuda:sm_90"))
+    assert TemplatePairs().check(proposal, graph, FusionConfig(), device).accepted
+    needs = footprint(graph, proposal, device)
+    assert needs.microseconds > 0 and needs.dynamic_shared
+    assert needs.shared_bytes <= device.shared_memory_per_block_optin
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arch", "outputs"),
+    [
+        ("float32", "sm_90", 256),
+        ("float16", "sm_75", 256),
+        ("float16", "sm_80", 4096),  # a row fits into no block, and there are no clusters
+    ],
+)
+def test_merged_products_with_norms_elsewhere(dtype, arch, outputs):
+    proposal, graph = merged_norms(dtype, outputs)
+    device = device_for(parse_target(f"cuda:{arch}"))
+    found = TemplatePairs().check(proposal, graph, FusionConfig(), device)
+    assert found.reason == "no_template" and "4 merged products with layer_norm" in found.detail

@@ -166,7 +166,9 @@ HALF = ("norm", "norm, transposed", "own residual", "scores", "softmax", "sum", 
 
 @pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c.id.endswith(HALF)])
 def test_half_precision(cuda, build, shapes, outputs):
-    cuda.check(cuda.function(build, *shapes, dtype="float16"), "anchor_rows", outputs)
+    # From sm_80 on, tensor cores multiply narrow types.
+    func = cuda.function(build, *shapes, dtype="float16")
+    cuda.check(func, "anchor_rows", outputs, arch="sm_75")
 
 
 def test_a_group_goes_through_the_whole_lowering(cuda):

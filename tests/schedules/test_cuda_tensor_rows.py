@@ -8,10 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax
-from tvm_fusion.build.ptxas import kernel_resources
-from tvm_fusion.devices import device_for
-from tvm_fusion.guards.tensor_rows import best_row_tiles, most_blocks, row_tile_bytes
-from tvm_fusion.guards.tensor_tiles import Tile
 from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.base import CONSTANTS, PACKED
 from tvm_fusion.schedules.cuda.tensor_core.row_form import row_products
@@ -23,6 +19,10 @@ from tvm_fusion.schedules.cuda.tensor_core.row_kernel import (
 )
 from tvm_fusion.schedules.cuda.tensor_core.row_template import row_problem
 
+from tvm_fusion.build.ptxas import kernel_resources
+from tvm_fusion.devices import device_for
+from tvm_fusion.guards.tensor_rows import best_row_tiles, most_blocks, row_tile_bytes
+from tvm_fusion.guards.tensor_tiles import Tile
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.modules import as_group
 from tvm_fusion.testing.transformer_blocks import dense_norm, dense_norm_heads
@@ -232,7 +232,7 @@ def lowered(module, strategy, form, dtype):
 
 def test_merged_heads(cuda):
     """Four dense layers with layer norms are one product; each member's rows are normalised on their own."""
-    module = dense_norm_heads(heads=4, rows=20, width=64, outputs=64, relu=True, dtype="float16")
+    module = dense_norm_heads(heads=4, rows=20, width=64, outputs=1024, relu=True, dtype="float16")
     group = cuda.group(module, "horizontal", "float16", form="merged", join="apart")
     target = cuda.target("cuda:sm_90")
     scheduled, name = schedule(group.func, target)

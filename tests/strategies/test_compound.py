@@ -53,13 +53,16 @@ def test_only_what_survived_alone_is_a_part():
 
 def test_products_with_norms_side_by_side():
     found = composed(dense_norm_heads(heads=4, rows=16, width=32, outputs=32))
-    (p,) = [p for p in found if "norm0" in p.operators]
-    assert p.options == (("form", "partitioned"), ("join", "apart"))
+    found_norms = [p for p in found if "norm0" in p.operators]
+    (p,) = [p for p in found_norms if p.option("form") == "partitioned"]
+    assert p.option("join") == "apart"
     assert p.members == tuple((f"fc{i}", f"fc{i}_bias", f"norm{i}") for i in range(4))
     assert p.parts == tuple(("vertical", m) for m in p.members)
     assert set(p.anchors) == {f"{n}{i}" for n in ("fc", "norm") for i in range(4)}
+    # the same as one product of stacked weights
+    assert any(p.option("form") == "merged" and len(p.members) == 4 for p in found_norms)
     # and the projections with their biases, for a plan whose norms stay apart
-    assert any(p.option("form") == "merged" for p in found)
+    assert any(p.option("form") == "merged" and "norm0" not in p.operators for p in found)
 
 
 def test_norms_of_separate_inputs_stand_at_one_level():
@@ -70,7 +73,9 @@ def test_norms_of_separate_inputs_stand_at_one_level():
 def test_groups_side_by_side_are_at_most_max_members():
     found = composed(dense_norm_heads(heads=8, rows=16, width=32, outputs=32))
     sizes = sorted(
-        len(p.members) for p in found if "norm0" in p.operators or "norm7" in p.operators
+        len(p.members)
+        for p in found
+        if p.option("form") == "partitioned" and {"norm0", "norm7"} & set(p.operators)
     )
     assert sizes == [2, 6]
 
@@ -80,14 +85,14 @@ def test_a_concatenation_of_groups_side_by_side():
     x = b.input("x", (16, 32))
     parts = [b.layer_norm(f"norm{i}", b.dense(f"fc{i}", x, 32)) for i in range(2)]
     found = composed(b.finish(b.concat("cat", parts, axis=-1)))
-    (p,) = [p for p in found if "norm0" in p.operators]
+    (p,) = [p for p in found if "norm0" in p.operators and p.option("form") == "partitioned"]
     assert p.operators[-1] == "cat" and p.option("join") == "concat"
     # a part that is read elsewhere must be written anyway
     b = ModuleBuilder()
     x = b.input("x", (16, 32))
     parts = [b.layer_norm(f"norm{i}", b.dense(f"fc{i}", x, 32)) for i in range(2)]
     found = composed(b.finish(b.concat("cat", parts, axis=-1), parts[0]))
-    (p,) = [p for p in found if "norm0" in p.operators]
+    (p,) = [p for p in found if "norm0" in p.operators and p.option("form") == "partitioned"]
     assert "cat" not in p.operators and p.option("join") == "apart"
 
 

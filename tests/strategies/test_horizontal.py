@@ -10,6 +10,7 @@ from tvm_fusion.graph.relax import from_relax
 from tvm_fusion.strategies import Horizontal
 from tvm_fusion.strategies.decompose import decompose
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
+from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 
 
 def proposed(module, **options):
@@ -157,3 +158,58 @@ def test_operators_that_read_each_other_are_no_readers():
     relu = b.relu("relu", y)
     module = b.finish(relu, b.op("product", relax.op.multiply(y, relu)))
     assert proposed(module) == []
+
+
+def with_rows(module, **options):
+    """Merged proposals whose members hold a row operator."""
+    graph = from_relax(module).graph
+    return [
+        p
+        for p in Horizontal().propose(graph, FusionConfig(**options))
+        if p.option("form") == "merged"
+        and any(graph.by_name[name].pattern in ("row", "reduction") for name in p.operators)
+    ]
+
+
+def test_products_of_one_input_with_norms():
+    found = with_rows(dense_norm_heads(heads=4, rows=16, width=32, outputs=32, relu=True))
+    p = max(found, key=lambda p: len(p.members))
+    assert p.option("join") == "apart"
+    assert p.members == tuple((f"fc{i}", f"fc{i}_bias", f"norm{i}", f"relu{i}") for i in range(4))
+    assert p.anchors == tuple(f"{n}{i}" for i in range(4) for n in ("fc", "norm"))
+
+
+def test_products_with_norms_are_at_most_max_members():
+    found = with_rows(dense_norm_heads(heads=8, rows=16, width=32, outputs=32))
+    assert max(len(p.members) for p in found) == 6
+
+
+def row_operator(row):
+    return {
+        "softmax": lambda v: relax.op.nn.softmax(v, axis=-1),
+        "other": lambda v: relax.op.nn.softmax(v, axis=0),
+        "relu": relax.op.nn.relu,
+    }[row]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(8, "norm"), (8, "softmax")],  # other operators
+        [(8, "softmax"), (12, "softmax")],  # other widths
+        [(8, "other"), (8, "other")],  # over rows
+        [(8, "relu"), (8, "relu")],  # no row operator
+    ],
+)
+def test_rows_that_cannot_be_stacked(members):
+    b = ModuleBuilder()
+    x = b.input("x", (6, 16))
+    parts = []
+    for number, (width, row) in enumerate(members):
+        value = b.dense(f"fc{number}", x, width)
+        if row == "norm":
+            parts.append(b.layer_norm(f"norm{number}", value))
+        else:
+            parts.append(b.op(f"{row}{number}", row_operator(row)(value)))
+    assert with_rows(b.finish(*parts)) == []
+    assert with_rows(dense_norm_heads(heads=2, rows=6, width=16, outputs=8, separate=True)) == []

@@ -209,6 +209,41 @@ def product_and_softmax(b):
     return b.finish(b.op("sm", op.nn.softmax(b.op("mm", op.matmul(x, y)))))
 
 
+def norms_of_one_input(b):
+    x = b.input("x", (2, 5, 12))
+    return b.finish(
+        *[b.relu(f"r{i}", b.layer_norm(f"ln{i}", b.dense(f"fc{i}", x, 8))) for i in range(3)]
+    )
+
+
+def rms_of_one_input(b):
+    x = b.input("x", (5, 12))
+    values = [b.op(f"fc{i}", relax.op.matmul(x, b.const(12, 8, scale=0.3))) for i in range(2)]
+    return b.finish(
+        *[
+            b.op(f"rms{i}", relax.op.nn.rms_norm(v, b.const(8), axes=[-1]))
+            for i, v in enumerate(values)
+        ]
+    )
+
+
+def softmax_of_one_input(b):
+    x = b.input("x", (5, 12))
+    return b.finish(
+        *[
+            b.op(f"softmax{i}", relax.op.nn.softmax(b.dense(f"fc{i}", x, 8), axis=-1))
+            for i in range(2)
+        ]
+    )
+
+
+def sums_of_one_input(b):
+    x = b.input("x", (5, 12))
+    return b.finish(
+        *[b.op(f"sum{i}", relax.op.mean(b.dense(f"fc{i}", x, 8), [1])) for i in range(2)]
+    )
+
+
 # name: module, strategy, options
 CASES = {
     "collapsed_repvgg": (repvgg, "cross", {**PAD, "shortcut": "identity"}),
@@ -255,6 +290,10 @@ CASES = {
     "apart_any": (members_of_any_kind, "compound", {"form": "partitioned", "join": "apart"}),
     "apart_rows": (dense_and_norm, "compound", {"form": "partitioned", "join": "apart"}),
     "merged_dense": (projections, "compound", {"form": "merged", "join": "apart"}),
+    "merged_norms": (norms_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),
+    "merged_rms": (rms_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),
+    "merged_softmax": (softmax_of_one_input, "compound", {"form": "merged", "join": "apart"}),
+    "merged_sums": (sums_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),
     "elementwise": (norms, "compound", {"form": "elementwise", "join": "add"}),
     "dw_pw": (depthwise_then_pointwise, "vertical", {"form": "back_to_back"}),
     "pw_dw": (expand_then_depthwise, "vertical", {"form": "back_to_back"}),
@@ -512,9 +551,10 @@ def grouped(b):
     return b.finish(b.chain("a", x, 6, 3, groups=2), b.chain("b", x, 6, 3, groups=2))
 
 
-def norms_of_one_input(b):
+def rows_of_two_kinds(b):
     x = b.input("x", (5, 12))
-    return b.finish(*[b.layer_norm(f"ln{i}", b.dense(f"fc{i}", x, 8)) for i in range(2)])
+    norm, other = b.layer_norm("ln", b.dense("fc0", x, 8)), b.dense("fc1", x, 8)
+    return b.finish(norm, b.op("softmax", relax.op.nn.softmax(other, axis=-1)))
 
 
 def channels_that_differ(b):
@@ -543,7 +583,7 @@ MISFITS = {
         None,
     ),
     "merged_groups": (grouped, {"form": "merged", "join": "apart"}, "grouped convolutions"),
-    "merged_rows": (norms_of_one_input, {"form": "merged", "join": "apart"}, "layer_norm"),
+    "merged_rows": (rows_of_two_kinds, {"form": "merged", "join": "apart"}, "different operators"),
     "merged_inputs": (dense_and_norm, {"form": "merged", "join": "apart"}, "different tensors"),
     "softmax": (concat_then_softmax, {"form": "partitioned", "join": "concat"}, "mixes elements"),
     "more": (concat_and_more, {"form": "partitioned", "join": "concat"}, "not all results"),

@@ -111,6 +111,8 @@ def build_module(mod: tvm.IRModule, target: Target) -> Any:
     """
     try:
         with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
+            if target.kind.name == "cuda":
+                target = tir_pipeline.target_of(mod, target)
             return tvm.compile(
                 mod,
                 target=target,

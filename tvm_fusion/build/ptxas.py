@@ -91,6 +91,11 @@ def has_nvcc() -> bool:
     return True
 
 
+def arch_of(source: str, arch: str) -> str:
+    """The arch that a source needs: instructions of one chip alone (``wgmma``) need its ``a`` variant."""
+    return f"{arch}a" if "tvmf_wgmma" in source and not arch.endswith("a") else arch
+
+
 def assemble(source: str, arch: str) -> tuple[bytes, str]:
     """Compile CUDA source to machine code.
 
@@ -116,7 +121,7 @@ def assemble(source: str, arch: str) -> tuple[bytes, str]:
     level = os.environ.get("TVM_CUDA_PTXAS_REG_LEVEL", "10")
     extra = shlex.split(os.environ.get("TVM_CUDA_PTXAS_EXTRA_OPTS", ""))
     assembler = ["-v", f"--register-usage-level={level}", *extra]
-    command = [find_nvcc(), "-cubin", f"-arch={arch}", *_OPTIONS]
+    command = [find_nvcc(), "-cubin", f"-arch={arch_of(source, arch)}", *_OPTIONS]
     with tempfile.TemporaryDirectory() as folder:
         path, made = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
         path.write_text(source)

@@ -8,9 +8,10 @@ from a function that is not split into host and device yet; the pass below adds 
 
 from __future__ import annotations
 
-from ..compat import ir, s_tir, tirx, tvm
+from ..compat import Target, ir, s_tir, tirx, tvm
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
+from ..targets import parse_target
 
 #: Name under which the pipeline is registered with TVM.
 NAME = "tvm_fusion"
@@ -20,6 +21,8 @@ _TAG = "tirx.use_programtic_dependent_launch"
 _PARAMETERS = "tirx.kernel_launch_params"
 #: First arch that can.
 _LEAST_ARCH = 90
+#: How the names of device functions with warpgroup instructions begin.
+_WARPGROUP = "tvmf_wgmma"
 #: Device function that waits for the previous kernel.
 _WAIT = "tvmf_wait_for_previous"
 
@@ -42,11 +45,30 @@ class OverlapLaunches:
 
 
 def _waits(func: tirx.PrimFunc) -> bool:
-    for call in nodes_of(func.body, ir.Call):
-        if getattr(call.op, "name", "") == "tirx.cuda.func_call":
-            if str(getattr(call.args[0], "value", "")) == _WAIT:
-                return True
-    return False
+    return any(name == _WAIT for name in _device_functions(func))
+
+
+def _device_functions(func: tirx.PrimFunc) -> list[str]:
+    """Names of the device functions that a function calls."""
+    return [
+        str(getattr(call.args[0], "value", ""))
+        for call in nodes_of(func.body, ir.Call)
+        if getattr(call.op, "name", "") == "tirx.cuda.func_call"
+    ]
+
+
+def target_of(mod: tvm.IRModule, target: Target) -> Target:
+    """The target to compile a module for: warpgroup instructions need the ``a`` variant of an arch."""
+    arch = str(target.attrs.get("arch", ""))
+    needs = any(
+        name.startswith(_WARPGROUP)
+        for _, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+        for name in _device_functions(func)
+    )
+    if not needs or arch.endswith("a"):
+        return target
+    return parse_target({"kind": "cuda", **dict(target.attrs.items()), "arch": f"{arch}a"})
 
 
 def pipeline():

@@ -15,8 +15,12 @@ VECTOR = 4
 #: Accumulators of a thread, so that what is multiplied and addresses fit beside them in 255 registers.
 SUMS = 128
 
-#: Registers for addresses and the epilogue.
-ADDRESSES = 44
+#: Registers for addresses and the epilogue: what the compiler uses, and with how few it makes do without spilling.
+ADDRESSES, FEW_ADDRESSES = 44, 24
+
+#: Multiply-adds of a thread in one tile of the reduction, all unrolled: twice as many, 128 KiB of instructions, took
+#: twice the time on an H200.
+UNROLLED = 4096
 
 #: Bytes of shared memory that the driver keeps for itself in each block.
 RESERVED = 1024
@@ -39,12 +43,15 @@ class Side:
         Neighbouring lines that are copied at once (1, 2 or 4); 0 where the operand is computed.
     transposed : bool
         Whether the reduction is contiguous in the tensor and lines are not.
+    taps : int
+        Products of which each element is the sum, where the operand is computed from a depthwise convolution.
     """
 
     count: int
     copies: int = 1
     width: int = VECTOR
     transposed: bool = False
+    taps: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +66,6 @@ class Problem:
         Number of outputs.
     depths : tuple of int
         Length of each anchor's reduction.
-    inner : tuple of int
-        Length of each anchor's innermost iterator.
     sums : tuple of int
         Sums of each anchor per output element.
     """
@@ -69,7 +74,6 @@ class Problem:
     columns: Side
     batch: int
     depths: tuple[int, ...]
-    inner: tuple[int, ...]
     sums: tuple[int, ...]
 
     @property

@@ -11,6 +11,7 @@ import dataclasses
 from ..devices import DeviceSpec
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
+from .fma_products import depthwise_fma, fma_footprint
 from .needs import (
     BASE_REGISTERS,
     PER_ACCUMULATOR,
@@ -66,6 +67,7 @@ def _estimate(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
         return _partitioned(graph, proposal, device)
     if form == "back_to_back" and len(dense) == 2:
         found = depthwise_product(graph, proposal, dense, device)
+        found = found or depthwise_fma(graph, proposal, dense, device)
         return found or back_to_back(graph, proposal, dense, device)
     if form == "anchor_row" and dense:
         return anchor_row(graph, proposal, dense[0], device)
@@ -138,8 +140,10 @@ def _contraction(
     executed = _executed_flops(graph, proposal, parts, flops)
     if multiplies_on_tensor_cores(graph, dense, device):
         found = tensor_footprint(graph, proposal, dense, executed, device)
-        if found is not None:
-            return found
+    else:
+        found = fma_footprint(graph, proposal, dense, executed, device)
+    if found is not None:
+        return found
     largest = max(parts, key=lambda c: c.rows * c.columns * c.depth)
     copies = 1
     if form == "merged" and join in ("apart", "concat"):

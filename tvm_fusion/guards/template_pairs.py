@@ -38,9 +38,7 @@ class TemplatePairs(Guard):
             f"no schedule template has {texts[0]} and {texts[1]} in one kernel",
         )  # fmt: skip
 
-    def _merged_rows(
-        self, proposal: Proposal, graph: DataflowGraph, device: DeviceSpec
-    ) -> Verdict:
+    def _merged_rows(self, proposal: Proposal, graph: DataflowGraph, device: DeviceSpec) -> Verdict:
         """Products merged with the row operators that follow them need tensor cores, and rows that fit on chip."""
         anchors = [graph.by_name[name] for name in proposal.anchors]
         dense = [anchor for anchor in anchors if anchor.pattern == "anchor"]

@@ -10,7 +10,8 @@ from ..graph.dataflow import DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .needs import Footprint
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
-from .tensor_tiles import Choice, Problem, best_tiles
+from .tensor_tiles import Choice, Problem
+from .warpgroup_tiles import best_choices
 from .tiling import contraction_of
 
 #: Least compute capability times ten with ``cp.async`` and the 16-bit ``mma.sync`` that the template uses.
@@ -58,7 +59,14 @@ def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) 
         depths, copies = tuple(c.depth for c in parts), (1,) * len(parts)
     elif form == "collapsed":
         depths = (max(c.depth for c in parts),)
-    return Problem(rows, columns, batch, depths, copies, part)
+    inner = all(_packs(graph, anchor) for anchor in dense)
+    return Problem(rows, columns, batch, depths, copies, part, reduction_inner=inner)
+
+
+def _packs(graph: DataflowGraph, anchor: Operator) -> bool:
+    """Whether the reduction is the innermost axis of both operands: a constant gets the layout that is asked for."""
+    data, weight = (graph.tensors[name] for name in anchor.inputs[:2])
+    return weight.is_constant and (data.shape[-1] or 1) % 8 == 0
 
 
 def _batch(graph: DataflowGraph, anchor: Operator) -> int:
@@ -73,7 +81,7 @@ def tensor_footprint(
 ) -> Footprint | None:
     """Estimate a group on tensor cores; None when no tile fits."""
     problem = problem_of(graph, proposal, dense)
-    chosen = best_tiles(problem, device)
+    chosen = best_choices(problem, device)
     return _footprint(problem, chosen[0], flops) if chosen else None
 
 
@@ -87,8 +95,10 @@ def depthwise_product(
     if not multiplies_on_tensor_cores(graph, dense[1:], device):
         return None
     rows, columns = second.rows, second.columns
-    problem = Problem(rows, columns, 1, (second.depth,), (1,), 0, columns, first.window)
-    chosen = best_tiles(problem, device)
+    problem = Problem(
+        rows, columns, 1, (second.depth,), (1,), 0, columns, first.window, _packs(graph, dense[1])
+    )
+    chosen = best_choices(problem, device)
     if not chosen:
         return None
     flops = sum(graph.by_name[name].flops for name in proposal.operators)
@@ -134,7 +144,7 @@ def rows_footprint(
     if not chosen:
         return None
     flops = sum(graph.by_name[name].flops for name in proposal.operators)
-    found = _footprint(problem.product, chosen[0], flops, 0.0)
+    found = _footprint(problem.product, chosen[0], flops)
     return dataclasses.replace(
         found,
         blocks=row_blocks(problem, chosen[0].tile),

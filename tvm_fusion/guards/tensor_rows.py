@@ -139,7 +139,7 @@ def _tiles(length: int, segments: int, blocks: int) -> np.ndarray:
 
 
 def _fits(problem: RowProblem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
-    rows, columns, depth, warp_rows, warp_columns, warp_depth, stages = tiles
+    rows, columns, depth, warp_rows, warp_columns, warp_depth, _ = tiles
     product = problem.product
     threads = 32 * warp_rows * warp_columns * warp_depth
     row_fragments, column_fragments = rows // warp_rows // ROWS, columns // warp_columns // COLUMNS
@@ -216,4 +216,4 @@ def row_blocks(problem: RowProblem, tile: Tile) -> int:
 
 
 def _one(tile: Tile) -> np.ndarray:
-    return np.array([dataclasses.astuple(tile)], dtype=np.int64).T
+    return np.array([dataclasses.astuple(tile)[:7]], dtype=np.int64).T

@@ -42,11 +42,13 @@ class Problem:
     copies : tuple of int
         Sums of each anchor per output element.
     part : int
-        Columns that a warp's share must divide (0: any): an output may end there.
+        Columns that a warp's share must divide, where some share does (0: any): an output may end there.
     least_columns : int
         Columns below which a tile computes again what another one computes too (0: none is computed).
     window : int
         Products of each element of the rows, where a block computes them from a depthwise convolution (0: copied).
+    reduction_inner : bool
+        Whether the reduction is the innermost axis of all operands.
     """
 
     rows: int
@@ -57,6 +59,7 @@ class Problem:
     part: int = 0
     least_columns: int = 0
     window: int = 0
+    reduction_inner: bool = False
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -73,6 +76,8 @@ class Tile:
         Warps that share the rows, the columns and the reduction.
     stages : int
         Tiles of the reduction that are in shared memory or on the way.
+    warpgroup : bool
+        Whether warpgroups multiply (`warpgroup_tiles`) or warps.
     """
 
     rows: int
@@ -82,6 +87,7 @@ class Tile:
     warp_columns: int
     warp_depth: int
     stages: int
+    warpgroup: bool = False
 
     @property
     def threads(self) -> int:
@@ -115,7 +121,8 @@ class Tile:
 
     def shared_bytes(self, problem: Problem) -> int:
         """Shared memory of a block."""
-        return max(self.stages * self.stage_bytes(problem), self.exchange_bytes(problem))
+        aligned = 1024 if self.warpgroup else 0
+        return max(self.stages * self.stage_bytes(problem) + aligned, self.exchange_bytes(problem))
 
     def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
         """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
@@ -258,7 +265,8 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
         & (np.maximum(stages * stage, exchange) <= device.shared_memory_per_block_optin)
         & (32 * warp_rows * warp_columns * warp_depth <= device.max_threads_per_block)
     )
-    return fits & (problem.part % share == 0) if problem.part else fits
+    # Where an output may end inside any warp's share, elements are told apart one by one.
+    return fits & (problem.part % share == 0) if problem.part and problem.part % 16 == 0 else fits
 
 
 def _covering(extent: int, least: int) -> int:
@@ -328,7 +336,7 @@ def _resident(
 
 def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
     """Predicted time of one tile in microseconds, launch included."""
-    row = np.array([dataclasses.astuple(tile)], dtype=np.int64).T
+    row = np.array([dataclasses.astuple(tile)[:7]], dtype=np.int64).T
     return float(microseconds_of(problem, device, row, rates)[0])
 
 

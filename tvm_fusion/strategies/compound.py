@@ -104,4 +104,3 @@ def _side_by_side(graph: DataflowGraph, members: Sequence[Proposal]) -> Proposal
         tuple((p.strategy, p.operators) for p in members),
         (("form", "partitioned"), ("join", join)),
     )
-

@@ -67,7 +67,8 @@ def access_of(
         lines = [last is not None and _is_one(numbers, last) for numbers in found]
         return Access(None, {}, any(along) and not any(lines), 1)
     if last is not None and _is_one(steps, last):
-        rest = [step for var, step in steps.items() if var != last.var.__chandle__()]
+        still = [i.var.__chandle__() for i in (*across, *reduced) if i.extent == 1]
+        rest = [step for var, step in steps.items() if var not in (last.var.__chandle__(), *still)]
         width = math.gcd(VECTOR, last.extent, *rest)
         if any(uses(condition, last.var) for condition in copy.conditions):
             width = 1

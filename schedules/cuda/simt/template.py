@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from ....compat import Target, tirx
-from ....devices import device_for
 from ....guards.fma_model import best_tiles
 from ...base import PACKED, ScheduleTemplate
 from ..tensor_core.form import Products
 from ..tensor_core.packing import pack
 from ..tensor_core.recognition import products
-from ..tensor_core.template import constants_of
+from ..tensor_core.template import constants_of, device_of, is_member
 from .kernel import kernel
-from .problem import accesses, problem_of
+from .problem import problem_of
 
 #: Rows and columns below which a thread has too few products for what it loads, and shorter reductions than which
 #: there is little to copy.
@@ -39,9 +38,10 @@ class MultiplyAdd(ScheduleTemplate):
         form, packed = pack(form, numbers, reduction_first=True)
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
-        problem, device = problem_of(form), device_for(target)
+        problem, device = problem_of(form), device_of(target)
         for choice in best_tiles(problem, device):
-            made = kernel(form, choice.tile, choice.tile.requested_bytes(problem, device))
+            requested = 0 if is_member(func) else choice.tile.requested_bytes(problem, device)
+            made = kernel(form, choice.tile, requested)
             return made.with_attr(PACKED, packed) if packed else made
         return None
 
@@ -52,8 +52,4 @@ def fits(form: Products) -> bool:
         return False
     if min(form.row_count, form.column_count) < _LEAST_LINES:
         return False
-    if max(anchor.depth for anchor in form.anchors) < _LEAST_DEPTH:
-        return False
-    # What is computed on the way is not copied asynchronously: only sums, which no other template computes there.
-    reads = [access for anchor in form.anchors for access in accesses(form, anchor)]
-    return bool(form.inner) or all(access.copy is not None for access in reads)
+    return max(anchor.depth for anchor in form.anchors) >= _LEAST_DEPTH

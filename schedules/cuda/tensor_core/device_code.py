@@ -153,8 +153,60 @@ def _cluster_sources() -> dict[str, str]:
     return made
 
 
+#: Columns of a warpgroup's instruction.
+WARPGROUP_COLUMNS = tuple(range(8, 257, 8))
+
+
+def _warpgroup_sources() -> dict[str, str]:
+    """Source of the device functions of sm_90a's warpgroup instructions."""
+    made = {
+        "tvmf_fence_async": (
+            'void tvmf_fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }'
+        ),
+        "tvmf_wgmma_fence": (
+            'void tvmf_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }'
+        ),
+        "tvmf_wgmma_commit": (
+            "void tvmf_wgmma_commit() {\n"
+            '  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");\n}'
+        ),
+        "tvmf_to_1024": (
+            "int tvmf_to_1024(const void* shared) {\n"
+            "  return -(int)__cvta_generic_to_shared(shared) & 1023;\n}"
+        ),
+        "tvmf_wgmma_descriptor": (
+            "unsigned long long tvmf_wgmma_descriptor(const void* shared, int offset) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  // Rows of 128 bytes whose pieces are exchanged, eight of them every 1024 bytes.\n"
+            "  return ((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);\n}"
+        ),
+    }
+    for columns in WARPGROUP_COLUMNS:
+        count = columns // 2
+        pins = "\n".join(
+            f'  asm volatile("" : "+f"(sums[{i}]) :: "memory");' for i in range(count)
+        )
+        made[f"tvmf_wgmma_wait_{columns}"] = (
+            f"void tvmf_wgmma_wait_{columns}(float* sums) {{\n"
+            '  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n'
+            f"  // Nothing that reads the sums moves in front of the wait.\n{pins}\n}}"
+        )
+        registers = ", ".join(f"%{i}" for i in range(count))
+        outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+        for ptx in ("f16", "bf16"):
+            made[f"tvmf_wgmma_{ptx}_{columns}"] = (
+                f"void tvmf_wgmma_{ptx}_{columns}(float* sums, int at, unsigned long long rows,\n"
+                "    unsigned long long columns) {\n"
+                "  float* d = sums + at;\n"
+                f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "\n'
+                f'      "{{{registers}}}, %{count}, %{count + 1}, 1, 1, 1, 0, 0;"\n'
+                f'      : {outputs} : "l"(rows), "l"(columns));\n}}'
+            )
+    return {name: f"{_HEAD}{source}\n" for name, source in made.items()}
+
+
 #: CUDA source of each device function by its name.
-SOURCES: dict[str, str] = _sources()
+SOURCES: dict[str, str] = {**_sources(), **_warpgroup_sources()}
 
 
 def call(name: str, *arguments: tirx.PrimExpr | int, result: str = "void") -> tirx.PrimExpr:

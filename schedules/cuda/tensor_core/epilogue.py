@@ -144,7 +144,8 @@ class Epilogue:
         row_number = keep(place.first_row + line, "row")
         wide = group * (COLUMNS * self.group)
         column = self._warp_column() + wide + place.lane % integer(4) * integer(self.width)
-        column = keep(column, "column")
+        # Kept as a multiple of the width: TVM loads a vector at once where it sees that it is aligned.
+        column = keep(column // integer(self.width), "column") * integer(self.width)
         known = self._registers(where) if where is not None else self._met(line, group)
         needed = []
         if form.row_count % tile.rows:

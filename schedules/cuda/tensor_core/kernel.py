@@ -181,13 +181,24 @@ class Body:
         for anchor, sums in zip(self.form.anchors, self.sums, strict=True):
             with T.unroll(0, int(sums.shape[0])) as number:
                 T.buffer_store(sums, tirx.const(0, "float32"), [number])
-        pairs = [_Pair(self, anchor) for anchor in self.form.anchors]
+        pairs = [self.pair(anchor) for anchor in self.form.anchors]
         wide = all(pair.permuted for pair in pairs)
         self.group = self._group_size(wide)
         for pair in pairs:
             pair.prepare(self.group)
         self._pipeline(pairs)
         self.finish()
+
+    def pair(self, anchor: Anchor) -> Pair:
+        """Return the operands of an anchor."""
+        return Pair(self, anchor)
+
+    def slot(self, number):
+        """Where the ring's slot of a tile begins in shared memory, in bytes."""
+        size = self.tile.stage_bytes(problem_of(self.form))
+        if isinstance(number, int):
+            return number % self.tile.stages * size
+        return T.bind(number % integer(self.tile.stages) * integer(size))
 
     def begin(self) -> None:
         """Emit what runs while the first tiles arrive."""
@@ -211,25 +222,24 @@ class Body:
 
     # -- the sequence of tiles --------------------------------------------------------------------
 
-    def _pipeline(self, pairs: list[_Pair]) -> None:
+    def _pipeline(self, pairs: list[Pair]) -> None:
         tile = self.tile
         ahead = tile.stages - 1
         steps = [(pair, k) for pair in pairs for k in range(pair.steps)]
         work = len(steps) * (tile.depth // DEPTH // tile.warp_depth)
         work *= tile.row_fragments * tile.column_fragments
-        slot_bytes = tile.stage_bytes(problem_of(self.form))
 
         def start(number: int, part: str = "both") -> None:
             if number < len(steps):
                 pair, k = steps[number]
-                pair.issue(k, number % tile.stages * slot_bytes, part)
+                pair.issue(k, self.slot(number), part)
 
         def finish(number: int) -> None:
             pair, _ = steps[number]
-            self._arrive(ahead)
+            self.arrive(ahead)
             start(number + ahead)
             T.evaluate(call("tvmf_commit"))
-            pair.multiply(number % tile.stages * slot_bytes)
+            pair.multiply(self.slot(number))
 
         # The next kernel may set itself up while this one runs, as this one does now: until the previous kernel is
         # complete, it reads nothing but constants.
@@ -248,23 +258,21 @@ class Body:
             if rolled:
                 with T.serial(0, rolled) as k:
                     number = k + integer(first)
-                    self._arrive(ahead)
-                    slot = (number + integer(ahead)) % integer(tile.stages)
-                    pair.issue(k + integer(ahead), T.bind(slot * integer(slot_bytes)))
+                    self.arrive(ahead)
+                    pair.issue(k + integer(ahead), self.slot(number + integer(ahead)))
                     T.evaluate(call("tvmf_commit"))
-                    slot = number % integer(tile.stages)
-                    pair.multiply(T.bind(slot * integer(slot_bytes)))
+                    pair.multiply(self.slot(number))
             for k in range(rolled, count):
                 finish(first + k)
             first += count
 
-    def _arrive(self, ahead: int) -> None:
+    def arrive(self, ahead: int) -> None:
         """Wait until the oldest tile is complete, for every thread."""
         T.evaluate(call(f"tvmf_wait_{ahead - 1}"))
         T.evaluate(call("tvmf_barrier"))
 
 
-class _Pair:
+class Pair:
     """The two operands of one anchor."""
 
     def __init__(self, body: Body, anchor: Anchor) -> None:

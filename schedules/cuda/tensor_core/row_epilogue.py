@@ -176,16 +176,13 @@ class RowEpilogue(Epilogue):
         values = [*(s.value for s in self.form.stages), *(s.value for s in self.form.stores)]
         for value in values:
             for load in nodes_of(value, ir.TensorLoad):
-                if load.source.__chandle__() not in params or self._seen(found, load):
+                seen = any(structural_equal(load, x, map_free_vars=False) for x, _ in found)
+                if load.source.__chandle__() not in params or seen:
                     continue
                 offset = flat_offset(load)
                 if uses(offset, self.last.var):
                     found.append((load, any(uses(offset, var) for var in rows)))
         return found
-
-    @staticmethod
-    def _seen(found: list, load: ir.TensorLoad) -> bool:
-        return any(structural_equal(load, other, map_free_vars=False) for other, _ in found)
 
     def _param_registers(self) -> int:
         """Registers of all parameters of a thread."""
@@ -341,7 +338,7 @@ class RowEpilogue(Epilogue):
         view = self.views[store.buffer.__chandle__()]
         offset = flat_offset(tirx.BufferLoad(store.buffer, store.indices))
         at = substitute(offset, {**names, self.last.var: start})
-        if _is_contiguous(offset, self.last.var, self.width):
+        if step_of(offset, self.last.var, self.width) == 1:
             copy_out(view, at, kept, self.width)
             return
         for number in range(self.width):
@@ -400,10 +397,3 @@ def _same_values(stores: list[Store]) -> list[list[Store]]:
         else:
             groups.append([store])
     return groups
-
-
-def _is_contiguous(offset: tirx.PrimExpr, var: tirx.Var, width: int) -> bool:
-    """Whether elements along an iterator are neighbours, and vectors of them are aligned."""
-    from .evaluate import step_of
-
-    return step_of(offset, var, width) == 1

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from ....compat import Target, tirx
-from ....devices import device_for
+from ....devices import DeviceSpec, device_for
 from ....guards.tensor_tiles import best_tiles
-from ...base import CONSTANTS, PACKED, ScheduleTemplate
+from ....guards.warpgroup_tiles import best_choices
+from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, limits
 from .form import Anchor, Products
 from .kernel import kernel
 from .operand import access_of
 from .packing import pack
 from .recognition import products
 from .tile import problem_of
+from .warpgroup import warpgroup_kernel
 
 _TYPES = ("float16", "bfloat16")
 
@@ -42,11 +44,27 @@ class TensorCore(ScheduleTemplate):
             return None
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
-        problem, device = problem_of(form), device_for(target)
-        for choice in best_tiles(problem, device):
-            made = kernel(form, choice.tile, choice.tile.requested_bytes(problem, device))
+        problem, device = problem_of(form), device_of(target)
+        # Members of a kernel are merged as they are, with threads and shared memory of their own.
+        member = is_member(func)
+        for choice in (best_tiles if member else best_choices)(problem, device):
+            tile = choice.tile
+            requested = 0 if member else tile.requested_bytes(problem, device)
+            made = (warpgroup_kernel if tile.warpgroup else kernel)(form, tile, requested)
             return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+def device_of(target: Target) -> DeviceSpec:
+    """The target's device, with no more threads in a block than the target allows."""
+    return dataclasses.replace(
+        device_for(target), max_threads_per_block=limits(target).threads
+    )
+
+
+def is_member(func: tirx.PrimFunc) -> bool:
+    """Whether a function becomes one of several members of a kernel."""
+    return func.attrs is not None and MEMBER in func.attrs
 
 
 def constants_of(func: tirx.PrimFunc) -> set[int]:

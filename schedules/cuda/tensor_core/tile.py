@@ -7,7 +7,8 @@ import math
 from ....compat import tirx
 from ....guards.tensor_tiles import Problem
 from ...analysis import nodes_of
-from .form import Products
+from .form import Anchor, Products
+from .operand import access_of
 
 
 def problem_of(form: Products) -> Problem:
@@ -26,4 +27,11 @@ def problem_of(form: Products) -> Problem:
         part,
         form.column_count if form.inner else 0,
         max((math.prod(i.extent for i in inner.reduced) for inner in form.inner), default=0),
+        all(_reduction_is_inner(form, anchor) for anchor in form.anchors),
     )
+
+
+def _reduction_is_inner(form: Products, anchor: Anchor) -> bool:
+    rows = access_of(anchor.rows, (*form.batch, *form.rows), anchor.reduced, form.inner)
+    across = (*form.batch, *anchor.copies, *form.columns)
+    return rows.major == access_of(anchor.columns, across, anchor.reduced).major == "k"
