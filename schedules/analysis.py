@@ -357,12 +357,6 @@ def shared_bytes(func: tirx.PrimFunc) -> int:
     return _allocated(func, "shared")
 
 
-def dynamic_shared_bytes(func: tirx.PrimFunc) -> int:
-    """Bytes of shared memory that a scheduled function's kernel gets at launch."""
-    buffers = [alloc.buffer for alloc in nodes_of(func.body, tirx.AllocBuffer)]
-    return sum(_buffer_bytes(b) for b in buffers if b.scope() == "shared.dyn")
-
-
 def local_bytes(func: tirx.PrimFunc) -> int:
     """Return the bytes of the per-thread buffers of a scheduled function."""
     return _allocated(func, "local")

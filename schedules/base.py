@@ -10,7 +10,6 @@ from typing import ClassVar
 from ..compat import Target, s_tir, tirx
 from ..devices import device_for
 
-
 #: Attribute of a function: numbers of the parameters that are constants wherever it is called.
 CONSTANTS = "tvm_fusion.constants"
 

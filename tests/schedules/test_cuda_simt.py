@@ -302,7 +302,7 @@ def test_how_operands_are_read(cuda):
     rows, columns = accesses(form, form.anchors[0])
     assert (rows.transposed, rows.width, columns.transposed, columns.width) == (True, 1, False, 4)
     problem = problem_of(form)
-    assert (problem.depths, problem.inner, problem.sums) == ((64,), (64,), (1,))
+    assert (problem.depths, problem.sums) == ((64,), (1,))
     assert dataclasses.asdict(problem.rows) == {
-        "count": 32, "copies": 1, "width": 1, "transposed": True,
+        "count": 32, "copies": 1, "width": 1, "transposed": True, "taps": 1,
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from ..errors import CompilerError, LoweringError
 from ..graph.relax import from_relax
 from ..guards import Resources
 from ..schedules import schedule
-from ..schedules.analysis import dynamic_shared_bytes
+from ..schedules.analysis import dtype_bytes, nodes_of
 from ..strategies.base import Proposal
 from ..transform.annotate import annotate
 from ..transform.lower_groups import lower_groups
@@ -165,3 +166,13 @@ class KernelCompiler:
             else:
                 out[name] = (found[kernel], threads.get(kernel))
         return out
+
+
+def dynamic_shared_bytes(func: tirx.PrimFunc) -> int:
+    """Bytes of shared memory that a scheduled function's kernel gets at launch."""
+    buffers = [alloc.buffer for alloc in nodes_of(func.body, tirx.AllocBuffer)]
+    return sum(
+        math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
+        for buffer in buffers
+        if buffer.scope() == "shared.dyn"
+    )

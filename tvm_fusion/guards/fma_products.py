@@ -79,7 +79,10 @@ def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) 
     elif form == "collapsed":
         depths = (max(part.depth for part in parts),)
     data = [_data_side(graph, proposal, anchor) for anchor in dense]
-    weights = [_weight_side(graph, anchor, part) for anchor, part in zip(dense, parts, strict=True)]
+    weights = [
+        _weight_side(graph, anchor, part, proposal.operators)
+        for anchor, part in zip(dense, parts, strict=True)
+    ]
     return _problem(
         dense[0],
         dataclasses.replace(_worst(data), count=first.rows // batch),
@@ -135,7 +138,9 @@ def _data_side(graph: DataflowGraph, proposal: Proposal, anchor: Operator) -> Si
     return Side(0, width=width, transposed=False)
 
 
-def _weight_side(graph: DataflowGraph, anchor: Operator, part: Contraction) -> Side:
+def _weight_side(
+    graph: DataflowGraph, anchor: Operator, part: Contraction, inside: tuple[str, ...]
+) -> Side:
     """How the channels of an anchor's weights are read: constants are stored as they are read best."""
     weight = graph.tensors[anchor.inputs[1]]
     if weight.is_constant:
@@ -143,7 +148,7 @@ def _weight_side(graph: DataflowGraph, anchor: Operator, part: Contraction) -> S
     if anchor.op != "matmul":
         return Side(0, width=1, transposed=True)
     producer = graph.producer.get(weight.name)
-    if producer is not None and producer.op == "permute_dims":
+    if producer is not None and producer.op == "permute_dims" and producer.name in inside:
         return Side(0, width=1, transposed=True)
     return Side(0, width=math.gcd(VECTOR, part.columns))
 
@@ -171,7 +176,7 @@ def depthwise_fma(
     last = _channels_last(dense[1])
     data = Side(second.rows, width=0, transposed=last, taps=first.window)
     channels = dataclasses.replace(
-        _weight_side(graph, dense[1], second), count=second.columns
+        _weight_side(graph, dense[1], second, proposal.operators), count=second.columns
     )
     problem = _problem(dense[1], data, channels, 1, (second.depth,), (1,))
     chosen = best_tiles(problem, device)

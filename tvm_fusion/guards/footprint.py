@@ -21,6 +21,12 @@ from .needs import (
     outside_operands,
     result_size,
 )
+from .tensor_cores import (
+    depthwise_product,
+    multiplies_on_tensor_cores,
+    rows_footprint,
+    tensor_footprint,
+)
 from .tensor_tiles import RATES
 from .tiling import (
     THREADS,
@@ -29,12 +35,6 @@ from .tiling import (
     contraction_of,
     serial_depth,
     staged_bytes,
-)
-from .tensor_cores import (
-    depthwise_product,
-    multiplies_on_tensor_cores,
-    rows_footprint,
-    tensor_footprint,
 )
 from .two_anchors import anchor_row, back_to_back
 

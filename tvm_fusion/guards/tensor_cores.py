@@ -11,8 +11,8 @@ from ..strategies.base import Proposal
 from .needs import Footprint
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
 from .tensor_tiles import Choice, Problem
-from .warpgroup_tiles import best_choices
 from .tiling import contraction_of
+from .warpgroup_tiles import best_choices
 
 #: Least compute capability times ten with ``cp.async`` and the 16-bit ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80

@@ -153,8 +153,8 @@ _ADDRESSES = 48
 class Rates:
     """Constants of the model, in cycles of a multiprocessor.
 
-    Fitted to 259 kernels of 20 problems on an H200 that overlap with their predecessor (mean deviation of the time 10 %,
-    of the chosen tile from the best of 13: 5 %; benchmarks/NOTES.md).
+    Fitted to 259 kernels of 20 problems on an H200 that overlap with their predecessor (mean deviation of the time
+    10 %, of the chosen tile from the best of 13: 5 %; benchmarks/NOTES.md).
 
     Attributes
     ----------
@@ -338,5 +338,3 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     """Predicted time of one tile in microseconds, launch included."""
     row = np.array([dataclasses.astuple(tile)[:7]], dtype=np.int64).T
     return float(microseconds_of(problem, device, row, rates)[0])
-
-

@@ -59,9 +59,7 @@ def _all_tiles() -> np.ndarray:
         share = columns // warp_columns
         if columns % (8 * warp_columns) or (warp_columns > 1 and share < _LEAST_COLUMNS):
             continue
-        found.append(
-            (ROWS * groups, columns, DEPTH, WARPS * groups, warp_columns, 1, stages)
-        )
+        found.append((ROWS * groups, columns, DEPTH, WARPS * groups, warp_columns, 1, stages))
     return np.array(found, dtype=np.int64)
 
 
@@ -75,9 +73,7 @@ def warpgroup_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tup
         return ()
     times = _microseconds(problem, device, tiles.T, RATES)
     order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
-    return tuple(
-        Choice(Tile(*map(int, tiles[i]), warpgroup=True), float(times[i])) for i in order
-    )
+    return tuple(Choice(Tile(*map(int, tiles[i]), warpgroup=True), float(times[i])) for i in order)
 
 
 @functools.lru_cache(maxsize=4096)

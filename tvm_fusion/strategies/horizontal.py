@@ -21,9 +21,11 @@ from typing import Any
 from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph, Operator
 from .base import Proposal, Strategy, depth_of
+from .branch_parts import alike_sets, around, stems, tails
 from .branches import JOINS, Branch, Join, find_branches, find_joins
 from .growth import POINTWISE, grow_epilogue
 from .stacked_rows import stacked_rows
+from .vertical import ANCHORS
 
 #: Anchors whose members can be merged by concatenating weights along output channels.
 MERGEABLE = ("conv2d", "matmul")
@@ -40,7 +42,9 @@ class Horizontal(Strategy):
         found = (p for heads in sibling_sets(graph) for p in self._from_heads(graph, config, heads))
         readers = (p for heads in reader_sets(graph) for p in _readers(graph, config, heads))
         rows = (p for heads in sibling_sets(graph) for p in self._with_rows(graph, config, heads))
-        for proposal in itertools.chain(found, readers, rows):
+        parts = (p for heads in sibling_sets(graph) for p in self._cut(graph, config, heads))
+        beside = (p for heads in alike_sets(graph) for p in self._beside(graph, config, heads))
+        for proposal in itertools.chain(found, readers, rows, parts, beside):
             if proposal.operators not in seen:
                 seen.add(proposal.operators)
                 yield proposal
@@ -84,6 +88,44 @@ class Horizontal(Strategy):
                     depth_of(graph, names), (), options,
                 )  # fmt: skip
             most //= 2
+
+    def _cut(
+        self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
+    ) -> Iterator[Proposal]:
+        """Branches whose anchors merge and whole chains do not: what merges, and the rest side by side."""
+        if heads[0].pattern in POINTWISE or not _mergeable(graph, heads):
+            return
+        branches = find_branches(graph, heads, config.max_operators)
+        if same_structure(graph, branches):
+            return
+        depth, merged = 1, ()
+        while made := stems(graph, branches, depth + 1):
+            if not same_structure(graph, made):
+                break
+            depth, merged = depth + 1, made
+        for members, most in (
+            (merged, member_limit(graph, config, heads)),
+            (tails(branches, depth), config.max_members),
+        ):
+            while members and most > 1:
+                for chunk in _chunks(members, most):
+                    yield _proposal(graph, config, Join(chunk, "apart"), ())
+                most //= 2
+
+    def _beside(
+        self, graph: DataflowGraph, config: FusionConfig, heads: Sequence[Operator]
+    ) -> Iterator[Proposal]:
+        """Row operators, reductions and pools of parallel branches, without the anchors of these, in one launch."""
+        for members in around(graph, config, heads):
+            most = config.max_members
+            while most > 1:
+                joins = find_joins(graph, members, most)
+                joined = [j for j in joins if j.kind == "concat"]
+                lone = [b for j in joins if j.kind != "concat" for b in j.branches]
+                apart = (Join(chunk, "apart") for chunk in _chunks(lone, most))
+                for join in (*joined, *apart):
+                    yield _partitioned(graph, join)
+                most //= 2
 
     def _in_pieces(
         self,
@@ -305,6 +347,15 @@ def structure_of(graph: DataflowGraph, branch: Branch | tuple[str, ...]) -> tupl
     """Operator types of a branch in order."""
     names = branch.operators if isinstance(branch, Branch) else branch
     return tuple(graph.by_name[name].op for name in names)
+
+
+def _partitioned(graph: DataflowGraph, join: Join) -> Proposal:
+    """Members side by side in one launch, whatever they are."""
+    names = graph.sort(join.all_operators)
+    anchors = tuple(n for n in names if graph.by_name[n].pattern in ANCHORS)
+    members = tuple(b.operators for b in join.branches)
+    options = (("form", "partitioned"), ("join", join.kind))
+    return Proposal("horizontal", names, anchors, members, depth_of(graph, names), (), options)
 
 
 def _proposal(

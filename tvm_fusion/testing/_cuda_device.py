@@ -46,6 +46,18 @@ def _multiply(kind: str) -> Callable[[re.Match, list], str]:
     return write
 
 
+def _multiply_warpgroup(name: re.Match, operands: list) -> str:
+    sums, rows, columns, add, *rest = operands
+    before, d, back = _array(sums, "float", "simt_d")
+    if back or len(sums) * 2 != int(name[1]):
+        raise CompilerError("sums of wgmma are emulated where they are a part of one array")
+    if add not in ("0", "1") or rest != ["1", "1", "0", "0"]:
+        raise CompilerError("wgmma is emulated without scales and transposed operands")
+    kind = {"f16": "kHalf", "bf16": "kBfloat16"}[name[2]]
+    arguments = f"simt::{kind}, {name[1]}, {d}, {rows}, {columns}, {add}, line"
+    return f"{before} simt::MultiplyWarpgroup({arguments});"
+
+
 def _copy_async(name: re.Match, operands: list) -> str:
     to, source, size = operands[:3]
     # Without a source size, all is copied.
@@ -89,6 +101,13 @@ INSTRUCTIONS: dict[str, Callable[[re.Match, list], str]] = {
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32": _multiply("kHalf"),
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32": _multiply("kBfloat16"),
     r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32": _multiply("kTf32"),
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2": _multiply_warpgroup,
+    r"wgmma\.fence\.sync\.aligned": lambda name, operands: "simt::WarpgroupFence(line);",
+    r"wgmma\.commit_group\.sync\.aligned": lambda name, operands: "simt::WarpgroupCommit(line);",
+    r"wgmma\.wait_group\.sync\.aligned": lambda name, operands: f"simt::WarpgroupWait({operands[0]}, line);",
+    r"fence\.proxy\.async(?:\.shared::cta)?": lambda name, operands: "simt::ProxyFence();",
+    # An empty statement only keeps the compiler from moving code; calls into the emulation do so too.
+    r"": lambda name, operands: ";",
     r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::\w+)*": _copy_async,
     r"cp\.async\.commit_group": lambda name, operands: "simt::Commit();",
     r"cp\.async\.wait_group": lambda name, operands: f"simt::Wait({operands[0]});",

@@ -24,6 +24,12 @@ void Shuffle(void* result, const void* value, int bytes, int from, unsigned mask
 unsigned Ballot(bool vote, unsigned mask, int line);
 enum Kind { kHalf, kBfloat16, kTf32 };
 void Multiply(Kind kind, float* d, const unsigned* a, const unsigned* b, int line);
+// Of a warpgroup: `d` is written, and its bytes are NaN, until the thread waits.
+void MultiplyWarpgroup(Kind kind, int columns, float* d, uint64_t a, uint64_t b, bool add, int line);
+void WarpgroupFence(int line);
+void WarpgroupCommit(int line);
+void WarpgroupWait(int left, int line);
+void ProxyFence();
 // Instructions for shared memory take an address within it; those for a cluster one that MapRank gives as well.
 unsigned Offset(const void* pointer);
 unsigned MapRank(unsigned at, unsigned rank, int line);
@@ -51,16 +57,23 @@ MEMORY = r"""
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <vector>
 #include <sys/mman.h>
 #include <ucontext.h>
 
 namespace simt {
-enum Op { kShuffle, kBallot, kWarpBarrier, kMultiply, kLoadMatrix };
+enum Op { kShuffle, kBallot, kWarpBarrier, kMultiply, kLoadMatrix, kAligned, kWarpgroup };
 struct Post {  // what a lane brings to an instruction of its warp
   Op op; const char* name; int line; unsigned mask; const void* a; const void* b; void* out; int x, size;
 };
 struct Copy { char* to; const char* from; int bytes, read, group; };
+// Of a warpgroup's matrix instructions: sums of 64 rows, with where its threads have them; the 16-byte pieces of shared
+// memory that one reads, and how many threads have not waited for it; what a thread has to wait for.
+struct Sums { float* at[128]; int columns; std::vector<float> values; };
+struct Products { int line, left; std::vector<char*> pieces; std::shared_ptr<Sums> sums; };
+struct Pending { std::shared_ptr<Products> products; int group; };
+struct ProxyOrder { uint32_t interval, phase; };  // when a thread executed fence.proxy.async
 // Of the blocks that run together: `clock` of the last barrier, and the last cluster barrier before which another block
 // used its shared memory.
 struct Block { Dim3 index; int rank; char* shared; uint32_t interval, remote; bool ended; };
@@ -68,19 +81,23 @@ enum State { kRunning, kAtBarrier, kAtClusterBarrier, kAtWarp, kEnded };
 struct Fiber {
   jmp_buf jump; ucontext_t start; Dim3 index; Block* block; int number, warp, lane; char* stack; State state; int line;
   Post post; std::vector<Copy> copies; int groups; uint32_t arrivals, waits;  // at cluster barriers
+  std::vector<Pending> products; int product_groups; std::vector<ProxyOrder> proxy_fences;
+  bool fenced; std::vector<std::shared_ptr<Sums>> done;  // wgmma.fence since the last wait; sums that it waited for
 };
 // Lanes that can run, that wait for an instruction of the warp, that have not ended; `order` counts warp barriers.
 struct Warp { unsigned ready, waiting, alive; uint32_t order; };
 struct Array { char* base; uintptr_t bytes; uint8_t* written; char* whole; size_t whole_bytes; };
 // Who used two bytes of shared memory last: the interval of the block, the count of the warp's and of the cluster's
-// barriers. A reader is a thread, or -1 for several, or -2 - warp for several of it; -1 is several blocks.
+// barriers. A reader is a thread, or -1 for several, or -2 - warp for several of it; -1 is several blocks. The writer's
+// number of proxy fences then; how many matrix instructions of warpgroups read it.
 struct Shadow {
   uint32_t written, write_order, write_phase, read, read_order, read_phase; int16_t writer, reader;
-  int8_t writer_block, reader_block; bool valid, pending;
+  int8_t writer_block, reader_block; bool valid, pending; uint16_t held; uint32_t proxy_fences;
 };
 
-// Dynamic shared memory of a block, then its variables; both larger than hardware has.
-static const size_t kSharedArea = 1 << 19, kStatic = kSharedArea / 2, kApart = 256;
+// Dynamic shared memory of a block, then its variables; both larger than hardware has. The first is aligned to no more
+// than what matrix instructions and banks need, as with CUDA.
+static const size_t kSharedArea = 1 << 19, kStatic = kSharedArea / 2, kApart = 256, kDynamic = 256;
 static const size_t kStack = 1 << 17, kPage = 4096, kGap = 1 << 26;
 static std::vector<Block> blocks;
 static std::vector<Fiber> fibers;  // those of a block from a multiple of 32 on
@@ -92,6 +109,7 @@ static size_t static_used, dynamic_bytes;
 struct Variable { size_t first, bytes; const char* name; };
 static std::vector<Variable> variables;
 static uint32_t clock_now, first_phase;  // count barriers of blocks and of clusters
+static uint32_t first_interval;  // of these blocks
 static jmp_buf scheduler;
 static Fiber* current;
 static Dim3 block_size, grid_size;
@@ -133,6 +151,7 @@ static void MarkWritten(Shadow* s) {
   s->written = current->block->interval; s->writer = int16_t(current->number);
   s->writer_block = int8_t(current->block->rank);
   s->write_order = warps[current->warp].order; s->write_phase = current->arrivals;
+  s->proxy_fences = uint32_t(current->proxy_fences.size());
 }
 static void MarkRead(Shadow* s) {
   const int rank = current->block->rank;
@@ -149,13 +168,15 @@ static void MarkRead(Shadow* s) {
 // Threads and warps by their number in their block.
 static int InBlock(int thread) { return thread % int(fibers.size() / blocks.size()); }
 static int WarpInBlock(int warp) { return warp % int(warps.size() / blocks.size()); }
+static int FirstOfGroup(int warp) { return warp - WarpInBlock(warp) % 4; }
+static int LaneInGroup(const Fiber& fiber) { return WarpInBlock(fiber.warp) % 4 * 32 + fiber.lane; }
 // What a message calls a byte of shared memory.
 static const char* Name(uintptr_t offset) {
   offset %= kSharedArea;
   static char text[128];
-  Variable found = {0, 0, "dynamic shared memory"};
+  Variable found = {kDynamic, 0, "dynamic shared memory"};
   for (const Variable& variable : variables) if (variable.first <= offset) found = variable;
-  snprintf(text, sizeof text, "byte %zu of %s", size_t(offset - found.first), found.name);
+  snprintf(text, sizeof text, "byte %ld of %s", long(offset - found.first), found.name);
   return text;
 }
 [[noreturn]] static void FailRace(const Shadow& s, bool write, const char* what, Where where) {
@@ -174,12 +195,21 @@ static const char* Name(uintptr_t offset) {
   if (s.reader == -1) Fail(where, "%s written without a barrier after several warps read it", what);
   Fail(where, "%s written without a barrier after warp %d read it", what, WarpInBlock(-2 - s.reader));
 }
+[[noreturn]] static void FailHeld(const char* at, const char* what, Where where) {
+  int line = 0;
+  for (const Fiber& fiber : fibers)
+    for (const Pending& pending : fiber.products)
+      for (const char* piece : pending.products->pieces)
+        if (uintptr_t(at - piece) < 16) line = pending.products->line;
+  Fail(where, "%s written while wgmma of line %d reads it (not every thread has waited)", what, line);
+}
 static void Touch(const void* at, int bytes, bool write, Where where) {
   const uintptr_t offset = static_cast<const char*>(at) - shared;
   for (Shadow* s = shadow + offset / 2, *end = shadow + (offset + bytes + 1) / 2; s < end; ++s) {
     const uintptr_t byte = (s - shadow) * 2;
     if (!s->valid) Fail(where, "%s %s, which is out of range", Name(byte), write ? "written" : "read");
     if (!check_races || bytes == 1) continue;
+    if (write && s->held) FailHeld(shared + byte, Name(byte), where);
     if (s->pending || Unordered(s->writer, s->writer_block, s->written, s->write_order, s->write_phase) ||
         (write && ReadByOthers(*s))) FailRace(*s, write, Name(byte), where);
     if (write) MarkWritten(s); else MarkRead(s);
@@ -201,8 +231,21 @@ extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], _end[];
 static bool InShared(const void* at) {
   return uintptr_t(static_cast<const char*>(at) - current->block->shared) < kSharedArea;
 }
+// Registers that a thread has given to matrix instructions of its warpgroup.
+static void CheckSums(const void* at, int bytes, bool write, Where where) {
+  for (const Pending& pending : current->products) {
+    const Sums& sums = *pending.products->sums;
+    const long offset = static_cast<const char*>(at) - reinterpret_cast<char*>(sums.at[LaneInGroup(*current)]);
+    if (check_races && offset < 2 * sums.columns && offset + bytes > 0)
+      Fail(where, "sums %s while wgmma of line %d computes them (no wait yet)", write ? "written" : "read",
+           pending.products->line);
+  }
+}
 static inline void Access(const void* at, int bytes, bool write, Where where) {
-  if (uintptr_t(static_cast<const char*>(at) - current->stack) < kStack) return;
+  if (uintptr_t(static_cast<const char*>(at) - current->stack) < kStack) {
+    if (!current->products.empty()) CheckSums(at, bytes, write, where);
+    return;
+  }
   if (InShared(at)) return Touch(at, bytes, write, where);
   if (Array* array = Find(at, bytes)) {
     if (write) std::memset(array->written + (static_cast<const char*>(at) - array->base), 1, bytes);
@@ -272,7 +315,7 @@ int Reserve(long bytes, const char* name) {
   return int(first);
 }
 char* Shared(int at) { return current->block->shared + at; }
-char* DynamicShared() { return current->block->shared; }
+char* DynamicShared() { return current->block->shared + kDynamic; }
 
 // A copy is in nobody's hands from its issue on: its bytes hold NaN until its thread waits for it.
 void CopyAsync(unsigned at, const void* from, int bytes, int read, int line) {

@@ -5,6 +5,7 @@ kernel (see ``_cuda_build``).
 """
 
 from ._cuda_memory import INTERFACE, MEMORY
+from ._cuda_warpgroups import WARPGROUPS
 from ._cuda_warps import WARPS
 
 _LAUNCH = r"""
@@ -36,6 +37,8 @@ static bool Resume(Fiber& fiber) {  // whether it failed
 static bool Lacks(const Fiber& fiber, const Fiber& other) {
   if (fiber.state == kAtBarrier) return other.block == fiber.block && other.state != kAtBarrier;
   if (fiber.state == kAtClusterBarrier) return other.state != kEnded && other.arrivals <= fiber.waits;
+  if (fiber.post.op == kWarpgroup && other.warp != fiber.warp)
+    return other.block == fiber.block && FirstOfGroup(other.warp) == FirstOfGroup(fiber.warp) && !AtWarpgroup(other);
   return other.warp == fiber.warp && (Needed(fiber) >> other.lane & 1) && other.state != kAtWarp;
 }
 static int Explain() {
@@ -68,10 +71,10 @@ static bool RunReady(bool* progress) {
 static bool RunLeft(bool* progress) {
   for (Fiber& fiber : fibers) {
     Warp& warp = warps[fiber.warp];
-    if (!(warp.waiting >> fiber.lane & 1) || (Needed(fiber) & ~warp.waiting)) continue;
+    if (!(warp.waiting >> fiber.lane & 1) || (Needed(fiber) & ~warp.waiting) || AtWarpgroup(fiber)) continue;
     *progress = true; current = &fiber;
     if (_setjmp(scheduler)) return true;
-    Complete(fiber.warp, Needed(fiber));
+    Agree(fiber.warp, Needed(fiber)); Complete(fiber.warp, Needed(fiber));
   }
   return false;
 }
@@ -104,17 +107,19 @@ static void StartCluster(const Dim3& cluster, long number) {
   const Dim3 count = {grid_size.x / cluster.x, grid_size.y / cluster.y, grid_size.z / cluster.z};
   const unsigned n = unsigned(number);
   const Dim3 at = {n % count.x * cluster.x, n / count.x % count.y * cluster.y, n / count.x / count.y * cluster.z};
+  first_interval = clock_now + 1;
   for (Block& block : blocks) {
     const unsigned r = block.rank;
     block.index = {at.x + r % cluster.x, at.y + r / cluster.x % cluster.y, at.z + r / cluster.x / cluster.y};
     block.interval = ++clock_now; block.remote = 0; block.ended = false;
-    std::memset(block.shared, 0xff, dynamic_bytes); std::memset(block.shared + kStatic, 0xff, static_used);
+    std::memset(block.shared + kDynamic, 0xff, dynamic_bytes); std::memset(block.shared + kStatic, 0xff, static_used);
   }
   for (Warp& warp : warps) warp.ready = warp.waiting = warp.alive = 0;
   for (Fiber& fiber : fibers) if (first_phase < fiber.arrivals + 1) first_phase = fiber.arrivals + 1;
   for (Fiber& fiber : fibers) {
     for (const Copy& copy : fiber.copies)  // never waited for
       for (int i = 0; i < copy.bytes / 2; ++i) shadow[(copy.to - shared) / 2 + i].pending = false;
+    ForgetProducts(fiber);
     fiber.copies.clear(); fiber.groups = 0; fiber.arrivals = fiber.waits = first_phase;
     if (!fiber.block) continue;  // fills a warp up
     Ready(fiber); warps[fiber.warp].alive |= 1u << fiber.lane;
@@ -164,7 +169,7 @@ static char* MapThreads(size_t count) {
     Resume(fiber);
   }
   started = true;
-  Own({0, dynamic_bytes, nullptr});
+  Own({kDynamic, dynamic_bytes, nullptr});
   for (const Variable& variable : variables) Own(variable);
   return stacks;
 }
@@ -192,7 +197,7 @@ static int Launch(Body entry, const Request& request) {
   grid_size = Size(request.sizes); block_size = Size(request.sizes + 3);
   const Dim3 cluster = Size(request.sizes + 6);
   const size_t count = cluster.x * cluster.y * cluster.z;
-  if (size_t(request.shared_bytes) + kApart > kStatic) return 3;
+  if (kDynamic + size_t(request.shared_bytes) + kApart > kStatic) return 3;
   dynamic_bytes = request.shared_bytes;
   int status = 0;
   for (int i = 0; i < request.count && !status; ++i)
@@ -247,4 +252,4 @@ extern "C" void __ubsan_handle_out_of_bounds(simt::OutOfBounds* data, long index
 """
 
 #: The whole of it.
-RUNTIME = INTERFACE + MEMORY + WARPS + _LAUNCH + _HOOKS
+RUNTIME = INTERFACE + MEMORY + WARPS + WARPGROUPS + _LAUNCH + _HOOKS

@@ -112,7 +112,7 @@ static void DoLoadMatrix(Fiber* lanes) {
       std::memcpy(static_cast<unsigned*>(lanes[lane].post.out) + m, pair, 4);
     }
 }
-static void Complete(int warp, unsigned need) {
+static void Agree(int warp, unsigned need) {
   Fiber* lanes = &fibers[warp * 32];
   const Post& first = lanes[__builtin_ctz(need)].post;
   for (int lane = 0; lane < 32; ++lane) {
@@ -121,7 +121,16 @@ static void Complete(int warp, unsigned need) {
       Fail({first.line, nullptr}, "lanes of a warp meet at different instructions: %s (line %d, mask %#x) and %s "
            "(line %d, mask %#x)", first.name, first.line, first.mask, post.name, post.line, post.mask);
   }
+}
+static void Release(int warp, unsigned need) {
+  warps[warp].waiting &= ~need; warps[warp].ready |= need;
+  for (int lane = 0; lane < 32; ++lane) if (need >> lane & 1) fibers[warp * 32 + lane].state = kRunning;
+}
+static void Complete(int warp, unsigned need) {
+  Fiber* lanes = &fibers[warp * 32];
+  const Post& first = lanes[__builtin_ctz(need)].post;
   switch (first.op) {
+    case kAligned: case kWarpgroup: break;
     case kShuffle: DoShuffle(lanes, need); break;
     case kBallot: DoBallot(lanes, need); break;
     case kWarpBarrier: ++warps[warp].order; break;
@@ -131,13 +140,12 @@ static void Complete(int warp, unsigned need) {
       else if (first.x == kBfloat16) DoMultiply<kBfloat16>(lanes);
       else DoMultiply<kTf32>(lanes);
   }
-  warps[warp].waiting &= ~need; warps[warp].ready |= need;
-  for (int lane = 0; lane < 32; ++lane) if (need >> lane & 1) lanes[lane].state = kRunning;
+  Release(warp, need);
 }
 static unsigned Needed(const Fiber& fiber) {
-  const bool aligned = fiber.post.op == kMultiply || fiber.post.op == kLoadMatrix;
-  return aligned ? ~0u : fiber.post.mask & warps[fiber.warp].alive;
+  return fiber.post.op >= kMultiply ? ~0u : fiber.post.mask & warps[fiber.warp].alive;
 }
+static bool CompleteWarpgroup(int warp);  // whether all its warps are there
 static void Meet(const Post& post) {
   Warp& warp = MyWarp();
   current->post = post; current->line = post.line; current->state = kAtWarp;
@@ -148,7 +156,9 @@ static void Meet(const Post& post) {
                                WarpInBlock(current->warp));
   if (!(post.mask >> current->lane & 1)) Fail(where, "%s: the lane is not in its own mask %#x", post.name, post.mask);
   if (need & ~warp.waiting) return Yield();
-  Complete(current->warp, need);
+  Agree(current->warp, need);
+  if (post.op != kWarpgroup) Complete(current->warp, need);
+  else if (!CompleteWarpgroup(current->warp)) return Yield();
   warp.ready &= ~(1u << current->lane);
 }
 void WarpBarrier(unsigned mask, int line) {

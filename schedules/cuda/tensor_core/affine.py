@@ -20,9 +20,7 @@ Substitution = dict
 def substitute(expr, replaced: Substitution):
     """Replace variables in an expression or statement."""
     table = {var.__chandle__(): value for var, value in replaced.items()}
-    return tvm_ffi.structural_map(
-        expr, [(tirx.Var, lambda var: table.get(var.__chandle__(), var))]
-    )
+    return tvm_ffi.structural_map(expr, [(tirx.Var, lambda var: table.get(var.__chandle__(), var))])
 
 
 def uses(expr: tirx.PrimExpr, var: tirx.Var) -> bool:

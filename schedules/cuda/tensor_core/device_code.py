@@ -61,7 +61,10 @@ def _sources() -> dict[str, str]:
             f'  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;"\n'
             '               :: "r"(address), "l"(global + index), "r"(bytes) : "memory");\n}'
         )
-    for name, instruction in (("wait_for_previous", "wait"), ("let_next_start", "launch_dependents")):
+    for name, instruction in (
+        ("wait_for_previous", "wait"),
+        ("let_next_start", "launch_dependents"),
+    ):
         made[f"tvmf_{name}"] = (
             f"void tvmf_{name}() {{\n"
             "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n"
@@ -94,7 +97,8 @@ def _sources() -> dict[str, str]:
         )
     for ptx in ("f16", "bf16"):
         made[f"tvmf_mma_{ptx}"] = (
-            f"void tvmf_mma_{ptx}(float* sums, int at, const unsigned* rows, int row, const unsigned* columns, int column) {{\n"
+            f"void tvmf_mma_{ptx}(float* sums, int at, const unsigned* rows, int row,\n"
+            "    const unsigned* columns, int column) {\n"
             "  float* d = sums + at;\n  const unsigned *a = rows + row, *b = columns + column;\n"
             f'  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{ptx}.{ptx}.f32 "\n'
             '               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"\n'
@@ -102,7 +106,8 @@ def _sources() -> dict[str, str]:
             '               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));\n}'
         )
     made["tvmf_mma_tf32"] = (
-        "void tvmf_mma_tf32(float* sums, int at, const unsigned* rows, int row, const unsigned* columns, int column) {\n"
+        "void tvmf_mma_tf32(float* sums, int at, const unsigned* rows, int row,\n"
+        "    const unsigned* columns, int column) {\n"
         "  float* d = sums + at;\n  const unsigned *a = rows + row, *b = columns + column;\n"
         '  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "\n'
         '               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"\n'
@@ -183,9 +188,7 @@ def _warpgroup_sources() -> dict[str, str]:
     }
     for columns in WARPGROUP_COLUMNS:
         count = columns // 2
-        pins = "\n".join(
-            f'  asm volatile("" : "+f"(sums[{i}]) :: "memory");' for i in range(count)
-        )
+        pins = "\n".join(f'  asm volatile("" : "+f"(sums[{i}]) :: "memory");' for i in range(count))
         made[f"tvmf_wgmma_wait_{columns}"] = (
             f"void tvmf_wgmma_wait_{columns}(float* sums) {{\n"
             '  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n'
@@ -222,4 +225,3 @@ def call(name: str, *arguments: tirx.PrimExpr | int, result: str = "void") -> ti
         Type that it returns.
     """
     return cuda_func_call(name, *arguments, source_code=SOURCES[name], return_type=result)
-

@@ -140,7 +140,9 @@ class Epilogue:
 
     def _unit(self, row, group, stores: list[Store], conditions: tuple, where) -> None:
         form, tile, place = self.form, self.tile, self.place
-        line = place.warp_row * integer(tile.rows // tile.warp_rows) + row + place.lane // integer(4)
+        line = (
+            place.warp_row * integer(tile.rows // tile.warp_rows) + row + place.lane // integer(4)
+        )
         row_number = keep(place.first_row + line, "row")
         wide = group * (COLUMNS * self.group)
         column = self._warp_column() + wide + place.lane % integer(4) * integer(self.width)
@@ -195,17 +197,13 @@ class Epilogue:
             if whole and first:
                 start = start + shift
             everything = {**names, **values}
-            held = [
-                substitute(c, {**everything, last.var: start}) for c in conditions
-            ]
+            held = [substitute(c, {**everything, last.var: start}) for c in conditions]
             if not whole:
                 held.append(column + integer(first) < integer(form.column_count))
 
             def write() -> None:
                 sums = lambda load, number: lookup(load, number + first)  # noqa: E731
-                found = evaluate(
-                    _fast(store), last.var, start, width, everything, self.views, sums
-                )
+                found = evaluate(_fast(store), last.var, start, width, everything, self.views, sums)
                 self._write(store, everything, start, found)
 
             if held:

@@ -1,6 +1,7 @@
 """Where fragments lie in a tile in shared memory.
 
-``ldmatrix`` takes the address of row ``lane % 8`` of matrix ``lane // 8``. ``place`` is the thread's (``kernel.Place``).
+``ldmatrix`` takes the address of row ``lane % 8`` of matrix ``lane // 8``. ``place`` is the thread's
+(``kernel.Place``).
 """
 
 from __future__ import annotations

@@ -136,17 +136,11 @@ class Body:
         #: Column fragments that are interleaved.
         self.group = 1
         size = tile.row_fragments * tile.column_fragments * 4
-        self.sums = [
-            _local("sums", size * anchor.copy_count, "float32") for anchor in form.anchors
-        ]
+        self.sums = [_local("sums", size * anchor.copy_count, "float32") for anchor in form.anchors]
         # Two sets of fragments: one is loaded while the other is multiplied.
         columns = max(a.copy_count for a in form.anchors) * tile.column_fragments
-        self.row_parts = [
-            _local("rows", tile.row_fragments * 4, "uint32") for _ in range(2)
-        ]
-        self.column_parts = [
-            _local("columns", columns * 2, "uint32") for _ in range(2)
-        ]
+        self.row_parts = [_local("rows", tile.row_fragments * 4, "uint32") for _ in range(2)]
+        self.column_parts = [_local("columns", columns * 2, "uint32") for _ in range(2)]
 
     @property
     def shared_bytes(self) -> int:
@@ -292,7 +286,7 @@ class Pair:
 
     def prepare(self, group: int) -> None:
         """Bind addresses; ``group`` column fragments are interleaved."""
-        body, form, tile, place = self.body, self.body.form, self.body.tile, self.body.place
+        form, tile, place = self.body.form, self.body.tile, self.body.place
         rows = Lines(form.rows, form.row_count, tile.rows, place.first_row, lambda line: line)
         self.row_copy = self._copy(self.anchor.rows, self.row_access, rows, place.batch)
         columns = Lines(
@@ -307,9 +301,7 @@ class Pair:
             )
         lane = place.lane
         self.row_base = keep(row_base(self.row_access, tile, place, lane), "row_base")
-        self.column_base = keep(
-            column_base(self.column_access, tile, place, lane), "column_base"
-        )
+        self.column_base = keep(column_base(self.column_access, tile, place, lane), "column_base")
 
     def _copy(self, operand, access: Access, lines: Lines, fixed) -> TileCopy:
         body = self.body
@@ -353,9 +345,7 @@ class Pair:
                     self.column_access, tile, self.column_base, place, fragment, k
                 )
                 target = 2 * (copy * tile.column_fragments + fragment)
-                self._matrix(
-                    self.column_access.major == "mn", columns, target, slot, offset + base
-                )
+                self._matrix(self.column_access.major == "mn", columns, target, slot, offset + base)
             base += self.column_copies[copy].nbytes
 
     def _matrix(self, transposed: bool, fragments, target: int, slot, offset) -> None:

@@ -119,9 +119,7 @@ def _permuted(form: Products, number: int, axes: list[int]) -> Products:
         return Operand(rewrite(given.value), given.dtype)
 
     def anchor(given: Anchor) -> Anchor:
-        return dataclasses.replace(
-            given, rows=operand(given.rows), columns=operand(given.columns)
-        )
+        return dataclasses.replace(given, rows=operand(given.rows), columns=operand(given.columns))
 
     def inner(given: InnerSum) -> InnerSum:
         return dataclasses.replace(given, value=rewrite(given.value))

@@ -234,9 +234,7 @@ def _roles(axes: list[Iterator], anchors: list[_RawAnchor], symmetric: bool):
             return None
         flipped.append(used[0])
         row, column = anchor.factors[::-1] if used[0] else anchor.factors
-        sides = [
-            any(uses(side, copy.var) for copy in anchor.copies) for side in (row, column)
-        ]
+        sides = [any(uses(side, copy.var) for copy in anchor.copies) for side in (row, column)]
         if sides[0] and (sides[1] or not symmetric):
             return None
         for number, axis in enumerate(axes):
@@ -267,9 +265,7 @@ def _finish(raw: _RawAnchor, flip: bool) -> Anchor | None:
     if contiguous is not None:
         order.remove(contiguous)
         order.append(contiguous)
-    return Anchor(
-        raw.buffer, raw.indices, operands[0], operands[1], tuple(order), raw.copies
-    )
+    return Anchor(raw.buffer, raw.indices, operands[0], operands[1], tuple(order), raw.copies)
 
 
 def _operand(factor: tirx.PrimExpr) -> Operand | None:

@@ -57,9 +57,7 @@ class TensorCore(ScheduleTemplate):
 
 def device_of(target: Target) -> DeviceSpec:
     """The target's device, with no more threads in a block than the target allows."""
-    return dataclasses.replace(
-        device_for(target), max_threads_per_block=limits(target).threads
-    )
+    return dataclasses.replace(device_for(target), max_threads_per_block=limits(target).threads)
 
 
 def is_member(func: tirx.PrimFunc) -> bool:

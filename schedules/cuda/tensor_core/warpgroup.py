@@ -1,7 +1,7 @@
 """The same kernel with Hopper's warpgroup instructions, which read both operands from shared memory.
 
-``wgmma`` multiplies 64 rows by up to 256 columns for four warps at a time, at twice the rate of ``mma.sync``. Tiles of 64
-elements of the reduction lie in shared memory as its descriptors want them: rows of 128 bytes, their 16-byte pieces
+``wgmma`` multiplies 64 rows by up to 256 columns for four warps at a time, at twice the rate of ``mma.sync``. Tiles of
+64 elements of the reduction lie in shared memory as its descriptors want them: rows of 128 bytes, their 16-byte pieces
 exchanged with the number of the row. A lane's sums are those of ``mma.sync``, so that the epilogue is the same.
 """
 
@@ -16,6 +16,7 @@ from .evaluate import integer, keep
 from .form import Anchor, Products
 from .kernel import Body, Pair, write_function
 from .tile import problem_of
+
 
 def warpgroup_kernel(form: Products, tile: Tile, requested: int = 0) -> tirx.PrimFunc:
     """Write the kernel of a function (see ``kernel.kernel``) with warpgroup instructions."""
