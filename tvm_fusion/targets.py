@@ -25,6 +25,10 @@ _CUDA_LIMITS: dict[str, int] = {
 }
 
 
+#: Archs with a variant ``a`` whose instructions kernels use.
+_VARIANTS = frozenset(("sm_90",))
+
+
 def parse_target(target: str | Mapping[str, Any] | Target | None = None) -> Target:
     """Make a complete TVM target.
 
@@ -104,6 +108,18 @@ def runs_here(target: Target) -> bool:
 def runnable(target: Target) -> Target:
     """Return the target itself if it runs here, else this machine's CPU, for checks of the numbers."""
     return target if runs_here(target) else parse_target("llvm")
+
+
+def with_variant(target: Target) -> Target:
+    """Return a CUDA target with the arch whose code may use the chip's own instructions, ``sm_90a`` for ``sm_90``.
+
+    Such code runs on chips of that very compute capability alone, which is where it is compiled for anyway. Targets
+    are told apart because TVM's other rules (dlight) take an arch with a letter for an unknown one.
+    """
+    arch = str(target.attrs.get("arch", ""))
+    if target.kind.name != "cuda" or arch not in _VARIANTS:
+        return target
+    return _make({**_config(target), "arch": f"{arch}a"})
 
 
 def _other_kinds(text: str) -> tuple[str, ...]:

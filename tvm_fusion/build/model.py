@@ -12,6 +12,7 @@ from ..config import FusionConfig
 from ..errors import CompilerError, LoweringError
 from ..pipeline import before_lowering, build_pipeline
 from ..planner.plan import Plan, Rejection, Ungrouped
+from ..targets import with_variant
 from ..transform.fuse import apply_plan, plan_module
 from ..transform.lower_groups import lower_groups
 from ..transform.schedule_groups import TEMPLATE, schedule_functions
@@ -186,7 +187,7 @@ def lower_once(
     lowered, kernels, failures = _lower(mod, plan)
     if failures:
         return lowered, kernels, failures
-    scheduled, messages = schedule_functions(lowered, target, default)
+    scheduled, messages = schedule_functions(lowered, with_variant(target), default)
     return scheduled, kernels, {g: messages[k] for g, k in kernels.items() if k in messages}
 
 

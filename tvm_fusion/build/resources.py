@@ -15,6 +15,7 @@ from ..guards import Resources
 from ..schedules import schedule
 from ..schedules.analysis import dtype_bytes, nodes_of
 from ..strategies.base import Proposal
+from ..targets import with_variant
 from ..transform.annotate import annotate
 from ..transform.lower_groups import lower_groups
 from ..transform.strip_fusion import strip
@@ -98,7 +99,7 @@ class KernelCompiler:
         templates: dict[str, str] = {}
         for name, func in funcs.items():
             try:
-                made, templates[name] = schedule(func, self._target)
+                made, templates[name] = schedule(func, with_variant(self._target))
                 scheduled[name] = made.with_attr("global_symbol", name)
             except LoweringError as err:
                 self._note(func, Resources(error=str(err)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..compat import Target, ir, s_tir, tirx, tvm
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
-from ..targets import parse_target
+from ..targets import with_variant
 
 #: Name under which the pipeline is registered with TVM.
 NAME = "tvm_fusion"
@@ -59,16 +59,13 @@ def _device_functions(func: tirx.PrimFunc) -> list[str]:
 
 def target_of(mod: tvm.IRModule, target: Target) -> Target:
     """The target to compile a module for: warpgroup instructions need the ``a`` variant of an arch."""
-    arch = str(target.attrs.get("arch", ""))
     needs = any(
         name.startswith(_WARPGROUP)
         for _, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc)
         for name in _device_functions(func)
     )
-    if not needs or arch.endswith("a"):
-        return target
-    return parse_target({"kind": "cuda", **dict(target.attrs.items()), "arch": f"{arch}a"})
+    return with_variant(target) if needs else target
 
 
 def pipeline():

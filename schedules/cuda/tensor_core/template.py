@@ -45,9 +45,11 @@ class TensorCore(ScheduleTemplate):
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
         problem, device = problem_of(form), device_of(target)
-        # Members of a kernel are merged as they are, with threads and shared memory of their own.
+        # Members of a kernel are merged as they are, with threads and shared memory of their own; instructions of one
+        # chip alone are for targets that name its variant.
         member = is_member(func)
-        for choice in (best_tiles if member else best_choices)(problem, device):
+        any_chip = member or not str(target.attrs["arch"]).endswith("a")
+        for choice in (best_tiles if any_chip else best_choices)(problem, device):
             tile = choice.tile
             requested = 0 if member else tile.requested_bytes(problem, device)
             made = (warpgroup_kernel if tile.warpgroup else kernel)(form, tile, requested)
