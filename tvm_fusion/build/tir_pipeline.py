@@ -19,6 +19,7 @@ NAME = "tvm_fusion"
 #: TVM's spelling.
 _TAG = "tirx.use_programtic_dependent_launch"
 _PARAMETERS = "tirx.kernel_launch_params"
+_DYNAMIC = "tirx.use_dyn_shared_memory"
 #: First arch that can.
 _LEAST_ARCH = 90
 #: How the names of device functions with warpgroup instructions begin.
@@ -40,7 +41,10 @@ class OverlapLaunches:
                 continue
             tags = [str(tag) for tag in func.attrs[_PARAMETERS]]
             if _TAG not in tags:
-                mod.update_func(gv, func.with_attr(_PARAMETERS, [*tags, _TAG]))
+                # TVM's runtime wants the size of dynamic shared memory last.
+                place = len(tags) - (_DYNAMIC in tags)
+                tags.insert(place, _TAG)
+                mod.update_func(gv, func.with_attr(_PARAMETERS, tags))
         return mod
 
 
