@@ -7,7 +7,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_fusion.errors import TargetError
-from tvm_fusion.targets import parse_target
+from tvm_fusion.targets import parse_target, with_variant
 
 LIMITS = {
     "max_threads_per_block": 1024,
@@ -120,3 +120,15 @@ def test_bad_targets_are_one_sentence_that_says_what_is_accepted(given) -> None:
 def test_a_cpu_that_llvm_lacks_is_refused() -> None:
     with pytest.raises(TargetError, match="LLVM knows no CPU 'zzz'"):
         parse_target('{"kind":"llvm","mcpu":"zzz"}')
+
+
+def test_hoppers_own_instructions_need_the_variant() -> None:
+    given = parse_target("cuda:sm_90")
+    assert str(with_variant(given).attrs["arch"]) == "sm_90a"
+    assert int(with_variant(given).attrs["max_threads_per_block"]) == 1024
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "cuda:sm_120", "llvm"])
+def test_other_targets_have_no_variant(target) -> None:
+    given = parse_target(target)
+    assert with_variant(given).same_as(given)

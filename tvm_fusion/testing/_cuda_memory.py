@@ -53,6 +53,7 @@ typedef void (*Body)(void**);
 
 #: Shared and global memory, asynchronous copies, and what is wrong with an access.
 MEMORY = r"""
+#include <cmath>
 #include <csetjmp>
 #include <cstdarg>
 #include <cstdio>

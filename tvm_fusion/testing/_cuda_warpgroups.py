@@ -31,16 +31,17 @@ static void TouchOperand(char* piece, int line) {
     const std::vector<ProxyOrder>& fences = fibers[s->writer].proxy_fences;
     if (s->proxy_fences >= fences.size() ||
         !ordered(fences[s->proxy_fences].interval, fences[s->proxy_fences].phase))
-      Fail(where, "wgmma reads %s without fence.proxy.async between its write by thread %d and a barrier", what(), writer);
+      Fail(where, "wgmma reads %s without fence.proxy.async between its write by thread %d and a barrier", what(),
+           writer);
   }
 }
-// PTX ISA, "Matrix descriptor format" and "Strides": lines of 128 bytes, eight of them, then a stride to the next eight;
-// bits 4 to 6 of an address are combined with bits 7 to 9.
+// PTX ISA, "Matrix descriptor format" and "Strides": lines of 128 bytes, eight of them, then a stride to the next
+// eight; bits 4 to 6 of an address are combined with bits 7 to 9.
 static void ReadOperand(uint64_t descriptor, int lines, int kind, float (*out)[16], Products* products) {
   const Where where = {products->line, nullptr};
   const unsigned start = unsigned(descriptor & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
-  if (descriptor >> 62 != 1) Fail(where, "wgmma: only 128-byte swizzle is emulated (descriptor %#lx)", long(descriptor));
-  if (descriptor >> 49 & 7) Fail(where, "wgmma: a base offset is not emulated (descriptor %#lx)", long(descriptor));
+  if (descriptor >> 62 != 1) Fail(where, "wgmma: only 128-byte swizzle is emulated, not descriptor %#lx", descriptor);
+  if (descriptor >> 49 & 7) Fail(where, "wgmma: a base offset is not emulated, as in descriptor %#lx", descriptor);
   for (int line = 0; line < lines; ++line)
     for (int half = 0; half < 2; ++half) {
       unsigned at = start + line / 8 * stride + line % 8 * 128 + half * 16;
@@ -167,9 +168,12 @@ void WarpgroupWait(int left, int line) {
     const std::shared_ptr<Sums>& sums = each.products->sums;
     bool used = false;
     for (const Pending& other : pending) used |= other.products->sums == sums;
+    for (const auto& given : current->done) used |= given == sums;
     if (used) continue;
-    for (int n = 0; n < sums->columns / 2; ++n)
-      sums->at[lane][n] = sums->values[PlaceOfSum(lane, n, sums->columns)];
+    for (int n = 0; n < sums->columns / 2; ++n) {
+      uint32_t bits; std::memcpy(&bits, sums->at[lane] + n, 4);  // written meanwhile, it stays NaN
+      sums->at[lane][n] = bits == ~0u ? sums->values[PlaceOfSum(lane, n, sums->columns)] : NAN;
+    }
     std::vector<std::shared_ptr<Sums>> kept = {sums};
     for (const auto& old : current->done) if (old->at[lane] != sums->at[lane]) kept.push_back(old);
     current->done = std::move(kept);

@@ -7,8 +7,8 @@ lanes do not reach together, and two threads that use the same bytes of shared m
 barrier between. An asynchronous copy writes when its thread waits for it, as late as it may; from its issue on, its
 bytes hold NaN. A warpgroup's matrix instruction reads shared memory at once, where all has to be visible to it
 (``fence.proxy.async`` of the thread that wrote, then a barrier), and until every thread has waited for it, nobody may
-write what it reads, and its sums hold NaN and may not be used. Shared memory starts filled with NaN in every block, and so do variables. The threads can run in reverse
-order, which gives another result where a barrier is missing.
+write what it reads, and its sums hold NaN and may not be used. Shared memory starts filled with NaN in every block,
+and so do variables. The threads can run in reverse order, which gives another result where a barrier is missing.
 
 Values are not those of a GPU to the last bit: matrix instructions add their products in float32, one after the other,
 while hardware adds several at once and truncates; tf32 operands lose their last 13 bits as in hardware; fast functions
