@@ -53,7 +53,7 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | No
     form = recognise(base)
     if form is None:
         return None
-    through_shared = _stages_in_shared(func)
+    through_shared = stages_in_shared(func)
     described = problem(form, base, through_shared=through_shared)
     if described.accumulators > ACCUMULATORS:
         return None
@@ -65,7 +65,8 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | No
     return None
 
 
-def _stages_in_shared(func: tirx.PrimFunc) -> bool:
+def stages_in_shared(func: tirx.PrimFunc) -> bool:
+    """Whether sums are to go through shared memory, because a kernel that keeps them in registers spills."""
     options = func.attrs.get("tvm_fusion.options") if func.attrs is not None else None
     return options is not None and str(options.get("stage", "")) == "shared"
 

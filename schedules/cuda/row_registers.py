@@ -37,6 +37,7 @@ from .row_places import (
     place_of,
     place_of_output,
 )
+from .tensor_core.device_code import call
 
 
 class RowKernel(abc.ABC):
@@ -138,7 +139,12 @@ class RowKernel(abc.ABC):
                 self._in_rounds(stage, lambda stage=stage: self._wide_output(stage))
             else:
                 self.output(stage)
-        kernel = tirx.SeqStmt([*(tirx.AllocBuffer(b) for b in self.buffers), *self.body])
+        # The next kernel may set itself up while this one runs, as this one did before the previous one was complete.
+        overlap = [
+            tirx.Evaluate(call(name)) for name in ("tvmf_let_next_start", "tvmf_wait_for_previous")
+        ]
+        buffers = [tirx.AllocBuffer(buffer) for buffer in self.buffers]
+        kernel = tirx.SeqStmt([*buffers, *overlap, *self.body])
         views = [tirx.DeclBuffer(self.views[buffer_key(p)], data=p.data) for p in self.form.params]
         func = tirx.PrimFunc(self.form.params, tirx.SeqStmt([*views, self._launch(kernel)]))
         return func.with_attrs({"tirx.noalias": True, "s_tir": True})

@@ -123,14 +123,25 @@ def test_occupancy_by_hand(arch, needs, blocks, occupancy):
 
 def test_occupancy():
     proposal, graph = widest(parallel_convs(1, relu=True, spatial=56))
-    reached = footprint(graph, proposal, DEVICE).occupancy(DEVICE)
+    device = DEVICES["sm_75"]
+    reached = footprint(graph, proposal, device).occupancy(device)
     guard = Occupancy()
-    assert guard.check(proposal, graph, CONFIG, DEVICE).accepted
-    assert guard.check(proposal, graph, FusionConfig(min_occupancy=reached), DEVICE).accepted
-    found = guard.check(proposal, graph, FusionConfig(min_occupancy=1.0), DEVICE)
+    assert guard.check(proposal, graph, CONFIG, device).accepted
+    assert guard.check(proposal, graph, FusionConfig(min_occupancy=reached), device).accepted
+    found = guard.check(proposal, graph, FusionConfig(min_occupancy=1.0), device)
     assert (found.outcome, found.reason) == ("unprofitable", "occupancy")
     assert found.numbers["occupancy"] == round(reached, 4) < 1
     assert found.numbers["min_occupancy"] == 1.0 and found.numbers["source"] == "estimated"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_kernels_that_copy_asynchronously_need_few_warps(dtype):
+    """From sm_80 on: the model of their tiles says what few warps cost."""
+    layout = "NCHW" if dtype == "float32" else "NHWC"
+    module = parallel_convs(1, relu=True, spatial=56, dtype=dtype, layout=layout)
+    proposal, graph = widest(module)
+    assert footprint(graph, proposal, DEVICE).occupancy(DEVICE) < 1
+    assert Occupancy().check(proposal, graph, FusionConfig(min_occupancy=1.0), DEVICE).accepted
 
 
 def test_small_blocks_are_no_lack_of_registers():

@@ -130,7 +130,9 @@ SOURCES: dict[str, Callable[[], object]] = {
     "recompute": lambda: planned(relaxation_chain(depth=2)),
     "registers": lambda: planned(chain(), max_registers=20),
     "spill": lambda: planned(chain(), compiler=spilling),
-    "occupancy": lambda: planned(chain((1, 8, 56, 56)), min_occupancy=1.0),
+    "occupancy": lambda: planned(
+        parallel_convs(1, relu=True, spatial=56), "cuda:sm_75", min_occupancy=1.0
+    ),
     "shared_memory": lambda: planned(dense_norm(rows=4, width=64, outputs=16384)),
     "compile_time": lambda: planned(chain(), max_build_seconds=0),
     "slower_predicted": lambda: planned(

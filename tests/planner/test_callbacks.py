@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tvm_fusion.guards import Resources
 from tvm_fusion.planner.assemble import proposals_of
 from tvm_fusion.strategies.base import depth_of
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
-from tvm_fusion.testing.plans import graph_of, planned, solved
+from tvm_fusion.testing.plans import DEVICE, graph_of, planned, solved
 from tvm_fusion.testing.synthetic_blocks import elementwise_chain, mixed_convs
 from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 from tvm_fusion.transform.annotate import group_attrs
@@ -16,6 +18,9 @@ from tvm_fusion.transform.annotate import group_attrs
 GOOD = Resources(40, 0, 4096, 256, "fake")
 SPILL = Resources(255, 48, 4096, 256, "fake")
 LOW = Resources(255, 0, 4096, 96, "fake")  # 2 blocks of 3 warps: 9 % of a multiprocessor
+
+#: Without asynchronous copies, kernels of products need many warps.
+SYNCHRONOUS = dataclasses.replace(DEVICE, arch="sm_75")
 
 
 class Compiler:
@@ -107,7 +112,7 @@ def test_no_group_of_a_plan_was_left_unasked():
 
 def test_low_occupancy_drops_the_heaviest_member():
     compiler = Compiler(lambda p: LOW if len(p.members) > 3 else GOOD)
-    plan = planned(mixed_convs([16, 64, 32, 8]), compiler=compiler)
+    plan = planned(mixed_convs([16, 64, 32, 8]), SYNCHRONOUS, compiler=compiler)
     wide = [g for g in plan.groups if g.members > 1]
     assert [g.nodes for g in wide] == [("conv0", "relu0", "conv2", "relu2", "conv3", "relu3")]
     assert [g.nodes for g in plan.groups if g.members == 1] == [("conv1", "relu1")]
@@ -120,7 +125,7 @@ def test_what_is_left_of_a_group_is_a_whole_proposal():
     module = mixed_convs([16, 64, 32, 8])
     compiler = Compiler(lambda p: LOW if len(p.members) > 3 else GOOD)
     graph = graph_of(module)
-    for proposal in proposals_of(planned(module, compiler=compiler), graph):
+    for proposal in proposals_of(planned(module, SYNCHRONOUS, compiler=compiler), graph):
         inside = set(proposal.operators)
         assert all(set(operators) <= inside for _, operators in proposal.parts)
         assert set(proposal.anchors) <= inside
@@ -130,7 +135,7 @@ def test_what_is_left_of_a_group_is_a_whole_proposal():
 
 def test_two_members_are_not_made_one():
     compiler = Compiler(lambda p: LOW if len(p.members) > 1 else GOOD)
-    plan = planned(mixed_convs([16, 16]), compiler=compiler)
+    plan = planned(mixed_convs([16, 16]), SYNCHRONOUS, compiler=compiler)
     assert [g.nodes for g in plan.groups] == [("conv0", "relu0"), ("conv1", "relu1")]
 
 

@@ -76,17 +76,17 @@ def test_passes_over_the_map_of_three_convolutions():
 
 
 def test_four_dense_layers_with_norms():
-    """4 launches of each → 1: 8 → 1."""
+    """4 launches of each → 1 of each: 8 → 2."""
     b = ModuleBuilder()
     x = b.input("x", (128, 256))
     heads = [b.layer_norm(f"norm{i}", b.dense(f"fc{i}", x, 256, bias=False)) for i in range(4)]
     launches, moved, flops = totals(planned(b.finish(*heads)))
-    assert launches == (8, 1)
+    assert launches == (8, 2)
     # x, and each result: 128 · 256 · 4 B = 131,072; a weight 262,144; scale and shift 2 · 1,024.
     # before, each head: 131,072 + 262,144 + 131,072, then 131,072 + 2,048 + 131,072
     assert moved[0] == 4 * (524_288 + 264_192)
-    # after: x once; 4 weights; 4 · 2,048 of the norms; 4 results
-    assert moved[1] == 131_072 + 4 * 262_144 + 4 * 2_048 + 4 * 131_072
+    # after: x once; 4 weights; 4 products written and read; 4 · 2,048 of the norms; 4 results
+    assert moved[1] == 131_072 + 4 * 262_144 + 8 * 131_072 + 4 * 2_048 + 4 * 131_072
     # 2 · 128 · 256 · 256 = 16,777,216 a product, 8 · 128 · 256 = 262,144 a norm
     assert flops == (4 * 17_039_360, 4 * 17_039_360)
 

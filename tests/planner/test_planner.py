@@ -92,10 +92,12 @@ def test_a_bottleneck_without_pairs_of_anchors():
     assert len(refused) == 2
 
 
-def test_products_with_norms_are_one_partitioned_launch():
-    (group,) = planned(dense_norm_heads()).groups
-    assert (group.strategy, group.options["form"]) == ("compound", "partitioned")
-    assert group.members == 4 and [p.strategy for p in group.parts] == ["vertical"] * 4
+def test_products_with_norms_are_two_launches():
+    """One wide product and the norms side by side: together they take less time than whole rows in one kernel."""
+    products, norms = planned(dense_norm_heads()).groups
+    assert (products.strategy, products.options["form"]) == ("compound", "merged")
+    assert (norms.strategy, norms.options["form"]) == ("horizontal", "partitioned")
+    assert products.members == norms.members == 4
 
 
 def test_strategies_can_be_left_out():

@@ -85,6 +85,9 @@ class Rates:
 
 RATES = Rates()
 
+#: FLOP/s of a multiprocessor for which multiply-adds are one instruction each.
+_FITTED_FLOPS = 67e12 / 132
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -200,6 +203,7 @@ def _microseconds(
 ) -> np.ndarray:
     """Predicted time of each tile."""
     part = tiles.depth // tiles.warp_depth
+    slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
     copied = _copy_instructions(problem, tiles, rates)
     row_loads = -(-tiles.thread_rows // VECTOR)
     column_loads = -(-tiles.thread_columns // VECTOR)
@@ -211,7 +215,7 @@ def _microseconds(
         loads = row_loads * (sums if problem.rows.copies > 1 else 1)
         loads = loads + column_loads * (sums if problem.columns.copies > 1 else 1)
         products = part * tiles.thread_rows * tiles.thread_columns * sums
-        each = products + part * loads + copied + rates.step
+        each = products * slowness + part * loads + copied + rates.step
         issued = issued + count * tiles.warps * each
         loaded = loaded + count * tiles.warps * part * loads * rates.load
         missed = np.maximum(0.0, products - rates.cached) * rates.fetch

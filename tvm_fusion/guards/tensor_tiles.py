@@ -275,9 +275,13 @@ def _covering(extent: int, least: int) -> int:
 
 
 def microseconds_of(
-    problem: Problem, device: DeviceSpec, tiles: np.ndarray, rates: Rates
+    problem: Problem,
+    device: DeviceSpec,
+    tiles: np.ndarray,
+    rates: Rates,
+    multiprocessors: np.ndarray | int | None = None,
 ) -> np.ndarray:
-    """Predicted time of each tile."""
+    """Predicted time of each tile, on so many of the device's multiprocessors (absent: all)."""
     rows, columns, depth, warp_rows, warp_columns, warp_depth, stages = tiles
     row_fragments = rows // warp_rows // ROWS
     column_fragments = columns // warp_columns // COLUMNS
@@ -292,8 +296,9 @@ def microseconds_of(
         read = row_fragments * 512 + column_fragments * 256 * copies
         shared = shared + count * (depth // DEPTH) * read * warp_rows * warp_columns
     blocks = -(-problem.rows // rows) * -(-problem.columns // columns) * problem.batch
-    share = -(-blocks // device.multiprocessors)
-    waves = -(-share // np.minimum(share, _resident(problem, device, tiles, sums)))
+    available = device.multiprocessors if multiprocessors is None else multiprocessors
+    share = -(-blocks // available)
+    waves = -(-share // np.minimum(share, resident_blocks(problem, device, tiles)))
     p = rates.overlap
     busy = (
         (share * work / rates.products) ** p
@@ -314,17 +319,17 @@ def microseconds_of(
     return (rates.start + rates.latency + drain + cycles) / rates.clock
 
 
-def _resident(
-    problem: Problem, device: DeviceSpec, tiles: np.ndarray, sums: np.ndarray
-) -> np.ndarray:
-    """Blocks that are on a multiprocessor together."""
+def resident_blocks(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+    """Blocks of each tile that are on a multiprocessor together."""
     rows, columns, depth, warp_rows, warp_columns, warp_depth, stages = tiles
     threads = 32 * warp_rows * warp_columns * warp_depth
-    most = max(problem.copies)
-    fragments = 4 * (rows // warp_rows // ROWS) + 2 * (columns // warp_columns // COLUMNS) * most
+    row_fragments = rows // warp_rows // ROWS
+    column_fragments = columns // warp_columns // COLUMNS
+    sums = 4 * row_fragments * column_fragments * sum(problem.copies)
+    fragments = 4 * row_fragments + 2 * column_fragments * max(problem.copies)
     registers = np.minimum(255, sums + 2 * fragments + _ADDRESSES)
     shared = np.maximum(
-        stages * 2 * depth * (rows + most * columns),
+        stages * 2 * depth * (rows + max(problem.copies) * columns),
         np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0),
     )
     found = np.minimum(

@@ -208,9 +208,11 @@ def kernel_seconds(
     """
     rates = rates or (GPU_RATES if device.kind == "cuda" else CPU_RATES)
     memory = nbytes / (device.memory_bandwidth * rates.memory)
+    crowd = members - rates.crowd if form in ("merged", "joined") else 0
+    crowded = 1 + rates.crowding * max(0, crowd)
     if needs.microseconds:
-        # The model of the kernel's tiles has everything but device memory.
-        return max(needs.microseconds * 1e-6, device.launch_overhead + memory)
+        # The model of the kernel's tiles has everything but device memory, and was not fitted to a crowd.
+        return max(needs.microseconds * 1e-6 * crowded, device.launch_overhead + memory)
     peak = min(device.peak_flops(dtype), device.peak_flops("float32"))  # no tensor cores
     full = peak * rates.compute[kind]
     compute = max(
@@ -223,9 +225,7 @@ def kernel_seconds(
             for k, flops, outputs in needs.stages
         )
     chain = needs.depth * rates.step.get(kind, 0.0)
-    body = max(compute, memory, chain) * rates.forms.get(form, 1.0)
-    if form in ("merged", "joined"):
-        body *= 1 + rates.crowding * max(0, members - rates.crowd)
+    body = max(compute, memory, chain) * rates.forms.get(form, 1.0) * crowded
     return device.launch_overhead + rates.latency.get(kind, 0.0) + body
 
 

@@ -42,6 +42,26 @@ def _outer(rows: int, columns: int) -> str:
     )
 
 
+def _finish(count: int) -> str:
+    """No address of a number is odd, which the compiler does not know."""
+    uses = "".join(
+        '  asm volatile("{ .reg .pred p;\\n"\n'
+        '    "setp.ne.s32 p, %0, 0;\\n"\n'
+        '    "@p st.shared.v4.f32 [%1], {%2, %3, %4, %5}; }"\n'
+        '    :: "r"(odd), "r"(address), '
+        + ", ".join(f'"f"(sums[{first + i}])' for i in range(4))
+        + ' : "memory");\n'
+        for first in range(0, count, 4)
+    )
+    return (
+        f"{_HEAD}void tvmf_finish_{count}(float* sums, void* shared, const void* any) {{\n"
+        "#ifdef __CUDA_ARCH__\n"
+        "  unsigned address = (unsigned)__cvta_generic_to_shared(shared), odd;\n"
+        '  asm("and.b32 %0, %1, 1;" : "=r"(odd) : "r"((unsigned)(unsigned long long)any));\n'
+        f"{uses}#endif\n}}\n"
+    )
+
+
 def _copies(size: int, count: int, down: int, along: int) -> str:
     """One statement, so that the copies share a predicate; what is not compiled for a device says the same."""
     cache = "cg" if size == 16 else "ca"
@@ -105,6 +125,15 @@ def write_shared(count: int, *arguments: tirx.PrimExpr | int) -> tirx.PrimExpr:
 def outer(rows: int, columns: int, *arguments: tirx.PrimExpr | int) -> tirx.PrimExpr:
     """Add the products of all pairs: (sums, first, rows, first, columns, first)."""
     return _call(f"tvmf_outer_{rows}x{columns}", _outer(rows, columns), arguments)
+
+
+def finish(count: int, *arguments: tirx.PrimExpr | int) -> tirx.PrimExpr:
+    """Compute all sums before what follows: (sums, shared, address of numbers).
+
+    Where the epilogue uses them under conditions only, the compiler would move products there, and keep what they
+    multiply until then: more than fits into registers. It does not where a store that never happens uses them too.
+    """
+    return _call(f"tvmf_finish_{count}", _finish(count), arguments)
 
 
 def common(name: str, *arguments: tirx.PrimExpr | int) -> tirx.PrimExpr:

@@ -18,7 +18,7 @@ from ..tensor_core.form import Anchor, Iterator, Operand, Products
 from ..tensor_core.kernel import write_function
 from ..tensor_core.operand import Lines, decode
 from .access import Access, reduction_order
-from .device_code import common, outer, read_shared
+from .device_code import common, finish, outer, read_shared
 from .epilogue import Epilogue
 from .operand import TileCopy
 from .problem import accesses, problem_of, sides
@@ -155,7 +155,19 @@ class _Body:
         for anchor in self.form.anchors:
             pairs.append(_Pair(self, anchor, sum(pair.steps for pair in pairs)))
         self._pipeline(pairs)
+        if self._ends_under_conditions():
+            some = next(iter(self.views.values()))
+            for sums in self.sums:
+                T.evaluate(finish(int(sums.shape[0]), sums.data, self.shared.data, some.data))
         Epilogue(self.form, self.tile, self.place, self.sums, self.shared, self.views).emit()
+
+    def _ends_under_conditions(self) -> bool:
+        """Whether the epilogue uses sums under conditions only: not where warps exchange them first."""
+        form, tile = self.form, self.tile
+        if tile.warp_depth > 1:
+            return False
+        partial = form.row_count % tile.rows or form.column_count % tile.columns
+        return bool(partial) or any(store.conditions for store in form.stores)
 
     # -- the sequence of tiles --------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import dataclasses
 from ....compat import Target, tirx
 from ....guards.fma_model import best_tiles
 from ...base import PACKED, ScheduleTemplate
+from ..contraction import stages_in_shared
 from ..tensor_core.form import Products
 from ..tensor_core.packing import pack
 from ..tensor_core.recognition import products
@@ -31,7 +32,7 @@ class MultiplyAdd(ScheduleTemplate):
         self, func: tirx.PrimFunc, target: Target, tunable: bool = False
     ) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form or type, or is too small."""
-        form = products(func, symmetric=True)
+        form = None if stages_in_shared(func) else products(func, symmetric=True)
         if form is None or not fits(form):
             return None
         numbers = constants_of(func)

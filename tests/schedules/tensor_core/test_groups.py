@@ -108,11 +108,12 @@ def group(tensor, name: str):
     return tensor.group(make(), strategy, dtype, **options)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", GROUPS)
-def test_values(tensor, name):
+def test_values(tensor, name, arch):
     function = group(tensor, name)
     assert function.constants
-    tensor.check(function, tensor.scheduled(function))
+    tensor.check(function, tensor.scheduled(function, arch=arch), arch=arch)
 
 
 @pytest.mark.parametrize("name", ["3 apart", "sum of 4 ReLUs", "separable", "joined products"])

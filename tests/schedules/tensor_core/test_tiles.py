@@ -11,13 +11,14 @@ from tvm import relax
 
 from tvm_fusion.devices import DEVICES, capability
 from tvm_fusion.guards.tensor_tiles import Problem, Tile, best_tiles
+from tvm_fusion.guards.warpgroup_tiles import warpgroup_tiles
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 
 op = relax.op
 LAST = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
 
-#: Most shared memory of a block on the chip with least (sm_86), and on sm_90.
-_SMALL, _LARGE = 99 * 1024, 227 * 1024
+#: Most shared memory of a block on the chip with least (sm_86).
+_SMALL = 99 * 1024
 
 #: rows, columns, depth, warp_rows, warp_columns, warp_depth, stages.
 TILES = [
@@ -33,6 +34,21 @@ TILES = [
     Tile(128, 64, 32, 8, 1, 1, 3),
     Tile(256, 32, 32, 4, 1, 2, 2),
 ]
+
+#: Tiles that warpgroups multiply, where both operands have the reduction innermost.
+WARPGROUPS = [
+    Tile(64, 16, 64, 4, 1, 1, 3, warpgroup=True),
+    Tile(64, 48, 64, 4, 1, 1, 4, warpgroup=True),
+    Tile(64, 128, 64, 4, 2, 1, 3, warpgroup=True),
+    Tile(128, 32, 64, 8, 1, 1, 6, warpgroup=True),
+    Tile(128, 96, 64, 8, 1, 1, 3, warpgroup=True),
+]
+
+
+def named(tile: Tile) -> str:
+    """A tile's sizes."""
+    kind = "wgmma-" if tile.warpgroup else ""
+    return kind + "-".join(map(str, dataclasses.astuple(tile)[:7]))
 
 
 def convolution(emit, data, weight, bias):
@@ -65,12 +81,22 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, dataclasses.astuple(tile))))
+@pytest.mark.parametrize("tile", TILES + WARPGROUPS, ids=named)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(tensor, name, tile):
     build, shapes, constants = FUNCTIONS[name]
     function = tensor.function(build, *shapes, constants=constants)
-    tensor.check(function, tensor.tiled(function, tile), values=(tensor.positions,))
+    if tile.warpgroup and name == "mn operands":
+        assert not warpgroup_tiles(tensor.problem(function), DEVICES["sm_90"])
+        return
+    tensor.check(
+        function, tensor.tiled(function, tile), values=(tensor.positions,), arch=arch_of(tile)
+    )
+
+
+def arch_of(tile: Tile) -> str:
+    """An arch that has a tile's instructions."""
+    return "sm_90a" if tile.warpgroup else "sm_90"
 
 
 def groups() -> dict:
@@ -88,14 +114,16 @@ def groups() -> dict:
     }
 
 
-@pytest.mark.parametrize("tile", TILES[1::3], ids=lambda tile: "-".join(map(str, dataclasses.astuple(tile))))
+@pytest.mark.parametrize("tile", TILES[1::3] + WARPGROUPS[1::2], ids=named)
 @pytest.mark.parametrize("name", groups())
 def test_groups(tensor, name, tile):
     module, form, join = groups()[name]
     options = {"form": form, "join": join} if join else {"form": form}
     strategy = {"merged": "horizontal", "joined": "cross"}.get(form, "vertical")
     function = tensor.group(module, strategy, **options)
-    tensor.check(function, tensor.tiled(function, tile), values=(tensor.positions,))
+    tensor.check(
+        function, tensor.tiled(function, tile), values=(tensor.positions,), arch=arch_of(tile)
+    )
 
 
 # ---- random shapes and tiles -----------------------------------------------------------------------
@@ -104,6 +132,10 @@ def test_groups(tensor, name, tile):
 @st.composite
 def tiles(draw) -> Tile:
     """A tile that the search may choose, in the shared memory of a small chip."""
+    if draw(st.integers(0, 3)) == 0:
+        rows, stages = draw(st.sampled_from([1, 2])), draw(st.sampled_from([3, 4]))
+        columns = draw(st.sampled_from([(16, 1), (32, 1), (48, 1), (64, 1), (96, 1), (128, 2)]))
+        return Tile(64 * rows, columns[0], 64, 4 * rows, columns[1], 1, stages, warpgroup=True)
     warps = draw(
         st.sampled_from(
             [
@@ -177,9 +209,7 @@ def convolutions(draw) -> tuple:
 
     def build(emit, data, weight, *rest):
         data = emit(op.nn.relu(data)) if relu else data
-        total = emit(
-            op.nn.conv2d(data, weight, data_layout="NHWC", kernel_layout=layout, **attrs)
-        )
+        total = emit(op.nn.conv2d(data, weight, data_layout="NHWC", kernel_layout=layout, **attrs))
         return emit(op.add(total, rest[0])) if rest else total
 
     weight = (*window, inner, outer) if layout == "HWIO" else (outer, *window, inner)
@@ -201,7 +231,11 @@ def check_random(tensor, made: tuple, tile: Tile) -> None:
     """Check one function with one tile."""
     build, shapes, constants = made
     function = tensor.function(build, *shapes, constants=constants)
-    tensor.check(function, tensor.tiled(function, tile), values=(tensor.positions,))
+    problem = tensor.problem(function)
+    if tile.warpgroup:
+        hypothesis.assume(warpgroup_tiles(problem, DEVICES["sm_90"]))
+    made = tensor.tiled(function, tile)
+    tensor.check(function, made, values=(tensor.positions,), arch=arch_of(tile))
 
 
 @hypothesis.settings(max_examples=12)
@@ -255,6 +289,28 @@ def test_the_search_keeps_to_the_chip(arch):
             assert tile.columns >= min(problem.least_columns, 256)
             assert not problem.part or problem.part % (tile.columns // tile.warp_columns) == 0
             assert choice.microseconds > 0
+
+
+def test_warpgroup_tiles_keep_to_the_chip():
+    device = DEVICES["sm_90"]
+    for problem in (
+        Problem(3136, 64, 1, (576,), (1,), reduction_inner=True),
+        Problem(16384, 64, 1, (576,), (4,), reduction_inner=True),
+        Problem(512, 1536, 1, (512,), (1,), 64, reduction_inner=True),
+        Problem(12544, 512, 1, (32,), (1,), 0, 512, 9, reduction_inner=True),
+    ):
+        found = warpgroup_tiles(problem, device, 40)
+        assert found
+        for choice in found:
+            tile = choice.tile
+            assert tile.warpgroup and tile.depth == 64 and tile.warp_depth == 1
+            assert tile.requested_bytes(problem, device) <= device.shared_memory_per_block_optin
+            assert tile.rows == 16 * tile.warp_rows and tile.warp_rows % 4 == 0
+            assert tile.columns % (8 * tile.warp_columns) == 0
+            assert not problem.part or problem.part % (tile.columns // tile.warp_columns) == 0
+        assert not warpgroup_tiles(dataclasses.replace(problem, reduction_inner=False), device)
+        for other in ("sm_80", "sm_100", "sm_120"):
+            assert not warpgroup_tiles(problem, DEVICES[other])
 
 
 def test_a_larger_problem_takes_longer():

@@ -162,9 +162,7 @@ CASES = [
     case("hwio packed", conv_hwio, (1, 9, 9, 16), (3, 3, 16, 20), padding=1, constants=(1,)),
     case("relu before", before, (1, 9, 9, 16), (24, 3, 3, 16), padding=1),
     case("relu before, padded behind", before, (1, 9, 9, 16), (24, 1, 1, 16), padding=[0, 0, 1, 1]),
-    case(
-        "affine before", scaled_before, (1, 9, 9, 16), (16,), (16,), (24, 3, 3, 16), padding=1
-    ),
+    case("affine before", scaled_before, (1, 9, 9, 16), (16,), (16,), (24, 3, 3, 16), padding=1),
     case("residual", residual, (1, 13, 13, 16), (24, 3, 3, 16), (24,), (1, 13, 13, 24)),
     case("residual, 9 channels", residual, (1, 7, 7, 16), (9, 3, 3, 16), (9,), (1, 7, 7, 9)),
     case("outputs", several, (1, 9, 9, 16), (24, 3, 3, 16), outputs=3),
@@ -205,7 +203,15 @@ CASES = [
     case("padded", padded, (30, 12), (16, 64), (12,), constants=(1,)),
     case("padded more", padded, (30, 24), (32, 64), (20,), constants=(1,)),
     case("padded residual", padded_residual, (33, 32), (32, 40), (20, 28), (36,)),
-    case("padded residual packed", padded_residual, (33, 32), (32, 40), (20, 28), (36,), constants=(1,)),
+    case(
+        "padded residual packed",
+        padded_residual,
+        (33, 32),
+        (32, 40),
+        (20, 28),
+        (36,),
+        constants=(1,),
+    ),
     case("two column axes", heads, (33, 32), (32, 3, 8), (3, 8)),
     case("two odd column axes packed", heads, (33, 32), (32, 3, 5), (3, 5), constants=(1,)),
     case("bfloat16", block, (1, 9, 9, 16), (24, 3, 3, 16), (24,), padding=1, dtype="bfloat16"),
@@ -214,11 +220,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("build", "shapes", "outputs", "constants", "dtype", "tolerance"), CASES
-)
+@pytest.mark.parametrize(("build", "shapes", "outputs", "constants", "dtype", "tolerance"), CASES)
 def test_values(tensor, build, shapes, outputs, constants, dtype, tolerance):
-    function = tensor.function(
-        build, *shapes, dtype=dtype, constants=constants, outputs=outputs
-    )
+    function = tensor.function(build, *shapes, dtype=dtype, constants=constants, outputs=outputs)
     tensor.check(function, tensor.scheduled(function), tolerance=tolerance)
