@@ -39,7 +39,7 @@ class Partitioned(ScheduleTemplate):
         if parts is None:
             return None
         parts = _with_constants(func, parts)
-        members = [_lower(part, target) for part in parts]
+        members = [member_of(part, target) for part in parts]
         if any(member is None for member in members):
             return None
         members = _with_common_threads(parts, members, target)
@@ -79,7 +79,8 @@ def _packed_params(
     return params, packed
 
 
-def _lower(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
+def member_of(part: tirx.PrimFunc, target: Target) -> FlatMember | None:
+    """Schedule and lower one of `split_members`; None when it is not one mergeable kernel."""
     try:
         scheduled, _ = registry.schedule(part, target)
     except LoweringError:
@@ -109,6 +110,6 @@ def _with_common_threads(
     fewer = {**dict(target.attrs.items()), "max_threads_per_block": _COMMON_THREADS}
     narrow = Target({"kind": target.kind.name, **fewer})
     return [
-        (_lower(part, narrow) or member) if count > _COMMON_THREADS else member
+        (member_of(part, narrow) or member) if count > _COMMON_THREADS else member
         for part, member, count in zip(parts, members, wanted, strict=True)
     ]

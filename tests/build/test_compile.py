@@ -210,7 +210,7 @@ def test_the_passes_in_a_users_own_sequential(target):
 @pytest.mark.nvcc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a"])
 def test_the_four_convolutions_are_one_cuda_kernel(arch):
-    for options in ({"dtype": "float16"}, {"relu": True, "spatial": 28}):
+    for options in ({"dtype": "float16"}, {"relu": True, "spatial": 56}):
         compiled = tf.compile(parallel_convs(4, **options), f"cuda:{arch}", verify=False)
         assert len(compiled.cuda_kernels()) == 1
 
@@ -220,12 +220,11 @@ def test_the_four_convolutions_are_one_cuda_kernel(arch):
     ("options", "counts"),
     [
         ({"members": 7, "relu": True}, (2, 2)),
-        ({"members": 8, "relu": True}, (2, 2)),
+        # One wide convolution of six members and one of two, then all sums: narrower tiles of six sums take longer.
+        ({"members": 8, "relu": True}, (3, 3)),
         ({"members": 2, "relu": True, "separate": True, "join": None}, (1, 1)),
         ({"members": 2, "relu": True, "separate": True, "join": "concat"}, (1, 1)),
-        # Multiply-adds are predicted (and measured) faster side by side, then added, than one after the other; on
-        # tensor cores both take less time than the second launch.
-        ({"members": 2, "relu": True, "separate": True}, (2, 1)),
+        ({"members": 2, "relu": True, "separate": True}, (1, 1)),
         ({"members": 3, "relu": True, "outputs": [24, 8, 40], "join": None, "kernel": 1}, (1, 1)),
     ],
 )

@@ -19,7 +19,7 @@ from tvm_fusion.testing.modules import ModuleBuilder
 
 op = relax.op
 
-SM90 = parse_target("cuda:sm_90")
+SM75, SM90 = parse_target("cuda:sm_75"), parse_target("cuda:sm_90")
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_90a", "sm_120")
 
 
@@ -143,10 +143,26 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+#: Joins of other anchors than dense convolutions of images.
+MIXED = ("depthwise gate", "mixed groups", "gate beside")
+
+
+def template_of(name: str, arch: str) -> str:
+    """The template of a join of float32 convolutions, of which newer chips copy the operands of dense ones."""
+    return "conv2d" if arch == "sm_75" or name in MIXED else "multiply_add"
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("name", JOINS)
-def test_convolutions_meet_in_registers(cuda, name, dtype):
-    group = joined(cuda, JOINS[name](ModuleBuilder(dtype)), dtype)
+def test_convolutions_meet_in_registers(cuda, name, arch):
+    group = joined(cuda, JOINS[name](ModuleBuilder()))
+    cuda.check_group(group, template_of(name, arch), arch=arch)
+    assert _sums_in_shared_memory(group, cuda.target(f"cuda:{arch}")) == 0
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_channels_first_in_half_precision(cuda, name):
+    group = joined(cuda, JOINS[name](ModuleBuilder("float16")), "float16")
     cuda.check_group(group, "conv2d")
     assert _sums_in_shared_memory(group) == 0
 
@@ -173,16 +189,25 @@ def test_bfloat16(cuda, name):
     cuda.check_group(joined(cuda, JOINS[name](ModuleBuilder("bfloat16")), "bfloat16"), "conv2d")
 
 
+#: Template of products with more than a few rows on newer chips.
+NEWER = {"float32": "multiply_add", "float16": "tensor_core"}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_matrix_products_meet_in_registers(cuda, name, dtype):
+def test_matrix_products_meet_in_registers(cuda, name, dtype, arch):
     make, template = PRODUCTS[name]
-    cuda.check_group(joined(cuda, make(ModuleBuilder(dtype)), dtype), template)
+    if arch == "sm_90" and template == "matmul":
+        template = NEWER[dtype]
+    cuda.check_group(joined(cuda, make(ModuleBuilder(dtype)), dtype), template, arch=arch)
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("name", ["projection", "repvgg", "tree", "mixed groups"])
-def test_every_index_is_right(cuda, name):
-    cuda.check_group(joined(cuda, JOINS[name](ModuleBuilder())), "conv2d", positions=True)
+def test_every_index_is_right(cuda, name, arch):
+    group = joined(cuda, JOINS[name](ModuleBuilder()))
+    cuda.check_group(group, template_of(name, arch), positions=True, arch=arch)
 
 
 def test_an_anchor_that_feeds_another_is_no_cross_group(cuda):
@@ -201,16 +226,16 @@ def test_a_stride_is_not_staged_where_nothing_is_read(cuda):
         return emit(op.nn.conv2d(x, w, strides=2))
 
     func = cuda.function(make, (1, 32, 28, 28), (32, 32, 1, 1))
-    source = cuda_emulation.cuda_source(schedule(func, SM90)[0], SM90)
+    source = cuda_emulation.cuda_source(schedule(func, SM75)[0], SM75)
     sizes = [int(n) for n in re.findall(r"__shared__ alignas\(64\) float \w+\[(\d+)\]", source)]
-    launch = cuda_emulation.launch_of(schedule(func, SM90)[0])
+    launch = cuda_emulation.launch_of(schedule(func, SM75)[0])
     outputs = 32 * 14 * 14 // launch.grid[0]
-    assert sum(sizes) <= 32 * (outputs + 32)
+    assert 0 < sum(sizes) <= 32 * (outputs + 32)
 
 
 def test_anchors_share_the_space_of_their_slices(cuda):
-    scheduled, _ = schedule(joined(cuda, head(ModuleBuilder(), (64, 64), 28)).func, SM90)
-    source = cuda_emulation.cuda_source(scheduled, SM90)
+    scheduled, _ = schedule(joined(cuda, head(ModuleBuilder(), (64, 64), 28)).func, SM75)
+    source = cuda_emulation.cuda_source(scheduled, SM75)
     sizes = [int(n) for n in re.findall(r"__shared__ alignas\(64\) float \w+\[(\d+)\]", source)]
     assert 0 < 4 * sum(sizes) < shared_bytes(scheduled)
 
@@ -231,7 +256,9 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_shapes_do_not_spill(cuda, name, arch):
     make, most = REAL[name]
-    assert cuda.resources(joined(cuda, make(ModuleBuilder())).func, arch).registers <= most
+    found = cuda.resources(joined(cuda, make(ModuleBuilder())).func, arch)
+    # From sm_80 on one block of a multiprocessor is enough, with as many registers as it gets.
+    assert found.registers <= (most if arch == "sm_75" else 255)
 
 
 @pytest.mark.slow
@@ -259,9 +286,9 @@ def test_sums_through_shared_memory(cuda, name):
     assert _sums_in_shared_memory(group) >= 2
 
 
-def _sums_in_shared_memory(group) -> int:
+def _sums_in_shared_memory(group, target=SM90) -> int:
     """Buffers of convolutions' results that the schedule puts into shared memory."""
-    text = schedule(group.func, SM90)[0].script()
+    text = schedule(group.func, target)[0].script()
     return len(re.findall(r'conv2d\w* = T.sblock_alloc_buffer\([^\n]*scope="shared"\)', text))
 
 
@@ -270,6 +297,7 @@ def test_products_through_shared_memory(cuda, name):
     cuda.check_group(
         joined(cuda, PRODUCTS[name][0](ModuleBuilder("float16")), "float16", stage="shared"),
         "matmul",
+        arch="sm_75",
     )
 
 
@@ -284,6 +312,6 @@ def test_sums_through_shared_memory_need_room(cuda):
 @pytest.mark.parametrize("name", ["resnet50 28", "repvgg 56"])
 def test_sums_through_shared_memory_take_fewer_registers(cuda, name):
     make, _ = REAL[name]
-    direct = cuda.resources(joined(cuda, make(ModuleBuilder())).func, "sm_80")
-    staged = cuda.resources(joined(cuda, make(ModuleBuilder()), stage="shared").func, "sm_80")
+    direct = cuda.resources(joined(cuda, make(ModuleBuilder())).func, "sm_75")
+    staged = cuda.resources(joined(cuda, make(ModuleBuilder()), stage="shared").func, "sm_75")
     assert staged.registers <= direct.registers

@@ -56,6 +56,11 @@ def joined(emit, data, other, weight, weight1, weight2):
     return emit(op.add(total, emit(op.nn.relu(parts[2]))))
 
 
+def prologue(emit, data, weight, bias):
+    """A function of the input first, zero in the padding all the same."""
+    return conv(emit, emit(op.exp(emit(op.add(data, bias)))), weight, padding=1)
+
+
 def several_outputs(emit, data, weight):
     """The sum itself and two functions of it."""
     total = conv(emit, data, weight, padding=1)
@@ -116,6 +121,8 @@ CASES = [
         (16, 8, 3, 3),
         constants=(2, 3, 4),
     ),
+    case("one sided padding", conv, (1, 6, 9, 9), (4, 6, 2, 4), padding=[0, 1, 1, 2]),
+    case("prologue", prologue, (1, 16, 13, 13), (24, 16, 3, 3), (1, 16, 1, 1), constants=(1, 2)),
     case("outputs", several_outputs, (1, 16, 14, 14), (16, 16, 3, 3), outputs=3),
     case(
         "nhwc",

@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from tvm_fusion.schedules import limits, registry
+from tvm_fusion.schedules.base import CONSTANTS, MEMBER, PACKED
 from tvm_fusion.schedules.cuda.partition_lower import (
     BLOCK_TAGS,
     THREAD_TAGS,
@@ -15,11 +16,17 @@ from tvm_fusion.schedules.cuda.partition_lower import (
 )
 from tvm_fusion.schedules.cuda.partition_members import split_members
 from tvm_fusion.schedules.cuda.partition_merge import merge_members
-from tvm_fusion.schedules.cuda.partitioned import Partitioned
+from tvm_fusion.schedules.cuda.partitioned import Partitioned, member_of
 
 from tvm_fusion.compat import Target, relax, tirx, tvm
 from tvm_fusion.testing import cuda_emulation
-from tvm_fusion.testing.groups import group_function, group_module, run_on_cpu, with_group_function
+from tvm_fusion.testing.groups import (
+    group_function,
+    group_module,
+    packed_arrays,
+    run_on_cpu,
+    with_group_function,
+)
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.transform.legalize_horizontal import emit_concat_stores
 
@@ -242,6 +249,74 @@ def test_vertical_groups_side_by_side(cuda, dtype):
     cuda.check_group(group, "partitioned")
 
 
+def tensor_members(builder, x, w, a, b):
+    """A convolution by its depth and a product on tensor cores, beside a ReLU."""
+    return [
+        conv_relu(builder, x, w, padding=1, groups=16, **CHANNELS_LAST),
+        builder.emit(op.matmul(a, b)),
+        builder.emit(op.nn.relu(a)),
+    ]
+
+
+TENSOR_SHAPES = [(1, 14, 14, 16), (16, 3, 3, 1), (70, 48), (48, 40)]
+
+
+def test_members_on_tensor_cores_ask_for_no_more_shared_memory_than_they_use():
+    func = group_function(group_module(TENSOR_SHAPES, "float16", tensor_members))
+    part = split_members(func)[1]
+    scheduled, template = registry.schedule(part, SM90)
+    alone, _ = registry.schedule(part.without_attr(MEMBER), SM90)
+    assert template == "tensor_core"
+    assert cuda_emulation.launch_of(scheduled).shared < cuda_emulation.launch_of(alone).shared
+    together = cuda_emulation.launch_of(Partitioned().apply(func, SM90))
+    assert together.shared == cuda_emulation.launch_of(scheduled).shared
+
+
+def test_members_with_more_dynamic_shared_memory_than_a_block_has_are_refused():
+    func = group_function(group_module(TENSOR_SHAPES, "float16", tensor_members))
+    parts = [member_of(part, SM90) for part in split_members(func)]
+    assert merge_members(func, parts, BOUNDS, SM90) is not None
+    tight = dataclasses.replace(BOUNDS, dynamic_shared_bytes=1024)
+    assert merge_members(func, parts, tight, SM90) is None
+
+
+def test_every_member_waits_for_the_previous_kernel_if_one_does():
+    """The launch overlaps with the previous one, so a member that did not wait would read what is not there yet."""
+    func = group_function(group_module(TENSOR_SHAPES, "float16", tensor_members))
+    source = cuda_emulation.cuda_source(registry.schedule(func, SM90)[0], SM90)
+    body = source[source.rindex('extern "C" __global__') :]
+    assert body.count("tvmf_wait_for_previous();") == 3
+    # The convolution comes first, and has no wait of its own.
+    code = body[body.index("{") :]
+    assert code.index("tvmf_wait_for_previous();") < code.index("x0_ptr[")
+
+
+def test_constants_of_members_are_packed():
+    func = group_function(group_module(TENSOR_SHAPES, "float16", tensor_members))
+    given = [p.name for p in func.params].index("x3")
+    scheduled, _ = registry.schedule(func.with_attr(CONSTANTS, [given]), SM90)
+    assert [int(axis) for axis in scheduled.attrs[PACKED][str(given)]] == [1, 0]
+    assert [int(extent) for extent in scheduled.params[given].ty.shape] == [40, 48]
+    arrays = inputs_of(TENSOR_SHAPES, "float16")
+    expected = run_on_cpu(group_module(TENSOR_SHAPES, "float16", tensor_members), arrays)
+    results = cuda_emulation.run(scheduled, packed_arrays(scheduled, arrays), SM90)
+    for result, reference in zip(results, expected, strict=True):
+        np.testing.assert_allclose(
+            result.astype("float64"), reference.astype("float64"), rtol=4e-3, atol=4e-3
+        )
+
+
+def test_a_constant_of_two_members_stays_as_it_is():
+    def make(builder, x, y, w):
+        return [builder.emit(op.matmul(x, w)), builder.emit(op.matmul(y, w))]
+
+    func = group_function(group_module([(33, 48), (17, 48), (48, 40)], "float16", make))
+    given = [p.name for p in func.params].index("x2")
+    scheduled, template = registry.schedule(func.with_attr(CONSTANTS, [given]), SM90)
+    assert template == "partitioned"
+    assert PACKED not in scheduled.attrs
+
+
 def shared_bytes(source):
     sizes = {"float": 4, "half": 2}
     found = re.findall(r"__shared__ alignas\(\d+\) (\w+) \w+\[(\d+)\]", source)
@@ -251,11 +326,13 @@ def shared_bytes(source):
 def test_members_share_shared_memory():
     shapes, make, _ = CASES["two_towers"]
     func = group_function(group_module(shapes, "float32", make))
+    target = chip("sm_75")
     alone = [
-        shared_bytes(cuda_emulation.cuda_source(registry.schedule(part, SM90)[0], SM90))
+        shared_bytes(cuda_emulation.cuda_source(registry.schedule(part, target)[0], target))
         for part in split_members(func)
     ]
-    together = shared_bytes(cuda_emulation.cuda_source(registry.schedule(func, SM90)[0], SM90))
+    scheduled, _ = registry.schedule(func, target)
+    together = shared_bytes(cuda_emulation.cuda_source(scheduled, target))
     assert together == max(alone) > 0
 
 

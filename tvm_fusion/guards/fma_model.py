@@ -1,8 +1,8 @@
 """A model of where a multiprocessor's time goes in a kernel of float32 multiply-adds, and the tile that it prefers.
 
-The template chooses its tile here, and the planner predicts its time here. The model has four parts: what warps issue (multiply-adds, loads from shared
-memory, copies, and what each tile of the reduction takes besides), shared-memory loads, traffic from the second-level
-cache, and the chain of dependent steps of one warp.
+The template chooses its tile here, and the planner predicts its time here. The model has four parts: what warps issue
+(multiply-adds, loads from shared memory, copies, and what each tile of the reduction takes besides), shared-memory
+loads, traffic from the second-level cache, and the chain of dependent steps of one warp.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ class Rates:
     latency, start : float
         From a copy's start to its arrival; what a kernel pays once.
     store, exchange : float
-        Per accumulator of a thread, to store it and to add it up across warps.
+        Per output of a thread, to store it, and per accumulator, to add it up across warps.
     clock : float
         Cycles in a microsecond.
     """
 
     issue: float = 3.99
-    copy: float = 11.0
-    computed: float = 11.8
-    tap: float = 18.2
-    step: float = 29.9
+    copy: float = 12.5
+    computed: float = 5.63
+    tap: float = 19.3
+    step: float = 23.4
     load: float = 1.95
-    cache: float = 86.7
-    overlap: float = 3.4
-    chain: float = 0.87
-    wait: float = 68.1
-    first: float = 531.0
-    fetch: float = 1.74
+    cache: float = 88.3
+    overlap: float = 3.36
+    chain: float = 0.777
+    wait: float = 80.0
+    first: float = 584.0
+    fetch: float = 2.57
     cached: float = 2050.0
-    latency: float = 530.0
-    start: float = 1400.0
-    store: float = 15.0
-    exchange: float = 3.71
+    latency: float = 524.0
+    start: float = 1240.0
+    store: float = 21.0
+    exchange: float = 4.3
     clock: float = 1750.0
 
 
@@ -228,8 +228,9 @@ def _microseconds(
     chain = (chain**p + (steps * rates.latency / (tiles.stages - 1)) ** p) ** (1 / p)
     busy = (share * issued / rates.issue) ** p + (share * loaded) ** p
     busy = busy + (share * traffic / rates.cache) ** p + (waves * chain) ** p
-    sums = tiles.thread_rows * tiles.thread_columns * sum(problem.sums)
-    end = sums * (rates.store + np.where(tiles.warp_depth > 1, rates.exchange, 0.0))
+    outputs = tiles.thread_rows * tiles.thread_columns
+    exchange = np.where(tiles.warp_depth > 1, rates.exchange, 0.0)
+    end = outputs * (rates.store + sum(problem.sums) * exchange)
     return (rates.start + rates.latency + busy ** (1 / p) + waves * end) / rates.clock
 
 

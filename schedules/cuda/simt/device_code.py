@@ -58,7 +58,7 @@ def _finish(count: int) -> str:
         "#ifdef __CUDA_ARCH__\n"
         "  unsigned address = (unsigned)__cvta_generic_to_shared(shared), odd;\n"
         '  asm("and.b32 %0, %1, 1;" : "=r"(odd) : "r"((unsigned)(unsigned long long)any));\n'
-        f"{uses}#endif\n}}\n"
+        f"{uses}#else\n#endif\n}}\n"
     )
 
 

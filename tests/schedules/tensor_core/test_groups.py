@@ -108,7 +108,7 @@ def group(tensor, name: str):
     return tensor.group(make(), strategy, dtype, **options)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"])
 @pytest.mark.parametrize("name", GROUPS)
 def test_values(tensor, name, arch):
     function = group(tensor, name)

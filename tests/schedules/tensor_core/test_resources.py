@@ -1,4 +1,4 @@
-"""What nvcc makes of tensor-core kernels at the sizes of real networks: no spills, and the registers that were predicted."""
+"""What nvcc makes of tensor-core kernels at the sizes of real networks: no spills; sampled blocks give the values."""
 
 from __future__ import annotations
 

@@ -81,8 +81,18 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("tile", TILES + WARPGROUPS, ids=named)
-@pytest.mark.parametrize("name", FUNCTIONS)
+def pairs(names, tiles) -> list:
+    """Every name with every tile; a third of them, each tile and name among them, is not slow."""
+    return [
+        pytest.param(
+            name, tile, id=f"{name}-{named(tile)}", marks=pytest.mark.slow if (i + j) % 3 else ()
+        )
+        for i, name in enumerate(names)
+        for j, tile in enumerate(tiles)
+    ]
+
+
+@pytest.mark.parametrize(("name", "tile"), pairs(FUNCTIONS, TILES + WARPGROUPS))
 def test_functions(tensor, name, tile):
     build, shapes, constants = FUNCTIONS[name]
     function = tensor.function(build, *shapes, constants=constants)
@@ -114,8 +124,7 @@ def groups() -> dict:
     }
 
 
-@pytest.mark.parametrize("tile", TILES[1::3] + WARPGROUPS[1::2], ids=named)
-@pytest.mark.parametrize("name", groups())
+@pytest.mark.parametrize(("name", "tile"), pairs(groups(), TILES + WARPGROUPS))
 def test_groups(tensor, name, tile):
     module, form, join = groups()[name]
     options = {"form": form, "join": join} if join else {"form": form}
