@@ -172,7 +172,7 @@ class Body:
 
     def emit(self) -> None:
         """Emit everything."""
-        for anchor, sums in zip(self.form.anchors, self.sums, strict=True):
+        for sums in self.sums:
             with T.unroll(0, int(sums.shape[0])) as number:
                 T.buffer_store(sums, tirx.const(0, "float32"), [number])
         pairs = [self.pair(anchor) for anchor in self.form.anchors]
