@@ -273,9 +273,21 @@ def test_positions(cuda, build, shapes, outputs):
             np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("build", "shapes", "outputs"), CASES)
+#: Depthwise convolutions and 1x1 convolutions of them: newer chips multiply them as a product with a sum inside.
+SEPARABLES = [c for c in CASES if c.id.startswith("separable")]
+
+
+@pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c not in SEPARABLES])
 def test_values(cuda, build, shapes, outputs):
     cuda.check(cuda.function(build, *shapes), "back_to_back", outputs)
+
+
+@pytest.mark.parametrize(
+    ("arch", "template"), [("sm_75", "back_to_back"), ("sm_90", "multiply_add")]
+)
+@pytest.mark.parametrize(("build", "shapes", "outputs"), SEPARABLES)
+def test_values_of_separable_convolutions(cuda, build, shapes, outputs, arch, template):
+    cuda.check(cuda.function(build, *shapes), template, outputs, arch)
 
 
 @pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c.id.endswith(HALF)])
@@ -313,7 +325,8 @@ def test_a_group_goes_through_the_whole_lowering(cuda):
     (kernel,) = kernels.values()
     func = lowered[kernel]
     assert func.attrs["tvm_fusion.options"]["form"] == "back_to_back"
-    cuda.check(func, "back_to_back")
+    cuda.check(func, "back_to_back", arch="sm_75")
+    cuda.check(func, "multiply_add", arch="sm_90")
 
 
 @pytest.mark.nvcc

@@ -35,7 +35,8 @@ class Rates:
     Attributes
     ----------
     together : float
-        What is added to ``overlap`` where two or more blocks share a multiprocessor: one copies while another multiplies.
+        What is added to ``overlap`` where two or more blocks share a multiprocessor: one copies while another
+        multiplies.
     """
 
     products: float = 1648.0

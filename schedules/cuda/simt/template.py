@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ....compat import Target, tirx
+from ....compat import Target, ir, tirx
 from ....guards.fma_model import best_tiles
+from ...analysis import nodes_of
 from ...base import PACKED, ScheduleTemplate
 from ..contraction import stages_in_shared
-from ..tensor_core.form import Products
+from ..tensor_core.affine import uses
+from ..tensor_core.form import InnerSum, Products
 from ..tensor_core.packing import pack
 from ..tensor_core.recognition import products
 from ..tensor_core.template import constants_of, device_of, is_member
@@ -53,4 +55,14 @@ def fits(form: Products) -> bool:
         return False
     if min(form.row_count, form.column_count) < _LEAST_LINES:
         return False
+    if not all(map(_is_depthwise, form.inner)):
+        return False
     return max(anchor.depth for anchor in form.anchors) >= _LEAST_DEPTH
+
+
+def _is_depthwise(inner: InnerSum) -> bool:
+    """Whether a sum runs over a window alone: over channels, it is worth keeping for the tiles beside this one."""
+    indices = [index for load in nodes_of(inner.value, ir.TensorLoad) for index in load.indices]
+    windows = [index for index in indices if not isinstance(index, tirx.Var)]
+    wide = [iterator.var for iterator in inner.reduced if iterator.extent > 1]
+    return all(any(uses(index, var) for index in windows) for var in wide)
