@@ -273,8 +273,9 @@ def test_positions(cuda, build, shapes, outputs):
             np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5)
 
 
-#: Depthwise convolutions and 1x1 convolutions of them: newer chips multiply them as a product with a sum inside.
-SEPARABLES = [c for c in CASES if c.id.startswith("separable")]
+#: Depthwise convolutions and 1x1 convolutions of them: newer chips multiply them as a product with a sum inside, unless
+#: there are few channels.
+SEPARABLES = [c for c in CASES if c.id.startswith("separable") and c.id != "separable 5x5"]
 
 
 @pytest.mark.parametrize(("build", "shapes", "outputs"), [c for c in CASES if c not in SEPARABLES])
@@ -326,7 +327,7 @@ def test_a_group_goes_through_the_whole_lowering(cuda):
     func = lowered[kernel]
     assert func.attrs["tvm_fusion.options"]["form"] == "back_to_back"
     cuda.check(func, "back_to_back", arch="sm_75")
-    cuda.check(func, "multiply_add", arch="sm_90")
+    cuda.check_group(cuda.group(mod, "vertical", form="back_to_back"), "multiply_add")
 
 
 @pytest.mark.nvcc

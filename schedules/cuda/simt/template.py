@@ -61,8 +61,22 @@ def fits(form: Products) -> bool:
 
 
 def _is_depthwise(inner: InnerSum) -> bool:
-    """Whether a sum runs over a window alone: over channels, it is worth keeping for the tiles beside this one."""
-    indices = [index for load in nodes_of(inner.value, ir.TensorLoad) for index in load.indices]
-    windows = [index for index in indices if not isinstance(index, tirx.Var)]
+    """Whether a sum runs over a window alone: over channels, it is worth keeping for the tiles beside this one.
+
+    Along a window, an index is moved by an iterator that the other factor does not have.
+    """
     wide = [iterator.var for iterator in inner.reduced if iterator.extent > 1]
-    return all(any(uses(index, var) for index in windows) for var in wide)
+    loads = nodes_of(inner.value, ir.TensorLoad)
+
+    def is_window(load: ir.TensorLoad, index: tirx.PrimExpr, var: tirx.Var) -> bool:
+        moved = [v for v in nodes_of(index, tirx.Var) if not any(v.same_as(w) for w in wide)]
+        others = [i for other in loads if other is not load for i in other.indices]
+        return (
+            bool(moved)
+            and uses(index, var)
+            and not any(uses(other, v) for other in others for v in moved)
+        )
+
+    return all(
+        any(is_window(load, index, var) for load in loads for index in load.indices) for var in wide
+    )

@@ -27,7 +27,7 @@ from tvm_fusion.transform.lower_groups import lower_groups
 from tvm_fusion.verification.reference import lower_reference
 
 #: Half the distance of neighbouring values, relative, by type; outputs may be off by a few of it.
-_HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20}
+_HALF_ULP = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20, "int32": 0.0}
 
 
 def random_values(number: int, shape: Sequence[int]) -> np.ndarray:
@@ -223,6 +223,12 @@ class TensorCoreChecks:
                         f"error {error} > {limit}, {make.__name__}, backward={backward}"
                     )
         return source
+
+    @staticmethod
+    def run(scheduled, inputs: list[np.ndarray], arch: str = "sm_90") -> list[np.ndarray]:
+        """What a kernel computes."""
+        target = parse_target(f"cuda:{arch}")
+        return cuda_emulation.run(scheduled, permuted(scheduled, inputs), target)
 
     @staticmethod
     def resources(scheduled, arch: str):

@@ -134,6 +134,42 @@ def heads(emit, data, weight, bias):
     return emit(op.add(total, bias))
 
 
+def channels_first(emit, data, weight, bias, shortcut):
+    """A result whose rows and columns change places, with a tensor in the layout before."""
+    total = emit(op.add(emit(op.add(conv(emit, data, weight, padding=1), bias)), shortcut))
+    return emit(op.permute_dims(total, [0, 3, 1, 2]))
+
+
+def scores(emit, query, key):
+    """Products of heads that stand between rows and depth."""
+    return emit(op.einsum(emit(relax.Tuple([query, key])), "bshd,bthd->bhst"))
+
+
+def mixed_heads(emit, weights, values):
+    """Products of heads, put beside each other in every row."""
+    return emit(op.permute_dims(emit(op.matmul(weights, values)), [0, 2, 1, 3]))
+
+
+def with_itself(emit, data, scale):
+    """One tensor as both operands, times a number."""
+    return emit(op.multiply(turned(emit, data, data), scale))
+
+
+def positive(emit, left, right):
+    """A result that is no number."""
+    return emit(op.greater(product(emit, left, right), relax.const(0.0, str(left.ty.dtype))))
+
+
+def whole_numbers(emit, left, right):
+    """A result of whole numbers."""
+    return emit(op.astype(product(emit, left, right), "int32"))
+
+
+def gathered(emit, data, weight):
+    """Rows behind each other that the function reads in another order."""
+    return product(emit, emit(op.nn.relu(emit(op.flip(data, 0)))), weight)
+
+
 def case(name, build, *shapes, outputs=1, constants=(), dtype="float16", tolerance=4.0, **attrs):
     """One function under test."""
 
@@ -214,6 +250,12 @@ CASES = [
     ),
     case("two column axes", heads, (33, 32), (32, 3, 8), (3, 8)),
     case("two odd column axes packed", heads, (33, 32), (32, 3, 5), (3, 5), constants=(1,)),
+    case("channels first", channels_first, (2, 9, 9, 16), (24, 3, 3, 16), (24,), (2, 9, 9, 24)),
+    case("scores", scores, (2, 17, 3, 24), (2, 24, 3, 24)),
+    case("mixed heads", mixed_heads, (2, 3, 17, 24), (2, 3, 24, 16)),
+    case("with itself", with_itself, (33, 40), ()),
+    case("rows reversed", gathered, (33, 40), (40, 24)),
+    case("whole numbers", whole_numbers, (33, 40), (40, 24)),
     case("bfloat16", block, (1, 9, 9, 16), (24, 3, 3, 16), (24,), padding=1, dtype="bfloat16"),
     case("bfloat16 before", before, (1, 9, 9, 16), (24, 3, 3, 16), padding=1, dtype="bfloat16"),
     case("bfloat16 matmul", dense_gelu, (50, 64), (64, 96), (96,), dtype="bfloat16"),
@@ -224,3 +266,13 @@ CASES = [
 def test_values(tensor, build, shapes, outputs, constants, dtype, tolerance):
     function = tensor.function(build, *shapes, dtype=dtype, constants=constants, outputs=outputs)
     tensor.check(function, tensor.scheduled(function), tolerance=tolerance)
+
+
+def test_a_result_that_is_no_number(tensor):
+    function = tensor.function(positive, (33, 40), (40, 24))
+    scheduled = tensor.scheduled(function)
+    inputs = function.make(tensor.positions)
+    (expected,) = function.expect(inputs)
+    (result,) = tensor.run(scheduled, inputs)
+    assert (result == expected).all()
+    assert expected.any() and not expected.all()
