@@ -91,7 +91,9 @@ def evaluate(
 
         def replace(load: ir.TensorLoad, number: int = number):
             get = parameters.get(load.__chandle__())
-            return known(load, number) if get is None else get(number)
+            found = known(load, number) if get is None else get(number)
+            # What a load was replaced by is visited, too: its index may be read from registers.
+            return load if found is None else found
 
         # Loads first, as they stand in the expression; then the iterators that are left outside of them.
         swapped = tvm_ffi.structural_map(value, [(ir.TensorLoad, replace)], order="pre")
@@ -138,7 +140,7 @@ def load_elements(
 
 def copy_in(kept: tirx.Buffer, view: tirx.Buffer, start: tirx.PrimExpr, count: int) -> None:
     """Load neighbouring elements, as many at a time as one instruction takes."""
-    widest = max(1, _WIDEST // dtype_bytes(str(kept.dtype)))
+    widest = _widest(kept)
     for first in range(0, count, widest):
         piece = min(widest, count - first)
         if piece == 1:
@@ -148,9 +150,15 @@ def copy_in(kept: tirx.Buffer, view: tirx.Buffer, start: tirx.PrimExpr, count: i
             T.buffer_store(kept, view[start + integer(first) + lane], [integer(first) + lane])
 
 
+def _widest(kept: tirx.Buffer) -> int:
+    """How many elements one instruction loads or stores; TVM's vectors of truth values have two bytes for each."""
+    dtype = str(kept.dtype)
+    return 1 if dtype == "bool" else max(1, _WIDEST // dtype_bytes(dtype))
+
+
 def copy_out(view: tirx.Buffer, start: tirx.PrimExpr, kept: tirx.Buffer, count: int) -> None:
     """Store neighbouring elements, as many at a time as one instruction takes."""
-    widest = max(1, _WIDEST // dtype_bytes(str(kept.dtype)))
+    widest = _widest(kept)
     for first in range(0, count, widest):
         piece = min(widest, count - first)
         if piece == 1:
