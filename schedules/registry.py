@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import logging
 import re
 from collections.abc import Iterator
@@ -111,7 +112,8 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         return _schedule(func, target)
     twins = known.setdefault((structural_hash(func), str(target)), [])
     found = next((result for twin, result in twins if structural_equal(twin, func)), None)
-    if found is None:
+    is_new = found is None
+    if is_new:
         try:
             found = _schedule(func, target)
         except LoweringError as error:
@@ -119,7 +121,9 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         twins.append((func, found))
     if isinstance(found, str):
         raise LoweringError(found)
-    return found
+    scheduled, name = found
+    # Variables of its own for each: functions that share some could not be merged into one kernel.
+    return scheduled if is_new else s_tir.renew_defs(scheduled), name
 
 
 def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
@@ -135,15 +139,33 @@ def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         if result is None:
             continue
         scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
-        scheduled = _with_root(scheduled)
+        if root_block(func) is not None:
+            scheduled = _with_root(scheduled)
         # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
         if func.attrs is None or "global_symbol" not in func.attrs:
             scheduled = scheduled.without_attr("global_symbol")
+        lost = _used(named) - _used(scheduled)
+        if lost:
+            names = ", ".join(named.params[i].name for i in sorted(lost))
+            raise LoweringError(f"template {template.name} lost {names}; please report this")
         attrs = dict(func.attrs.items()) if func.attrs is not None else {}
         return scheduled.with_attrs({**attrs, "tirx.is_scheduled": True}), template.name
     raise LoweringError(
         f"no schedule template for {target.kind.name} makes one kernel of this function; leave it ungrouped"
     )
+
+
+def _used(func: tirx.PrimFunc) -> set[int]:
+    """Numbers of the parameters that occur in the body."""
+    numbers = {param.__chandle__(): number for number, param in enumerate(func.params)}
+    found: set[int] = set()
+
+    def note(var: tirx.Var) -> None:
+        if (number := numbers.get(var.__chandle__())) is not None:
+            found.add(number)
+
+    tvm_ffi.structural_walk(func.body, (tirx.Var, note))
+    return found
 
 
 def _with_root(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -155,7 +177,11 @@ def _with_root(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _with_legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Give variables names that C accepts: TVM prints those of a model (``conv1/7x7``) into CUDA code as they are."""
+    """Give variables names that C accepts, and parameters distinct ones.
+
+    TVM prints the names of a model (``conv1/7x7``) into CUDA code as they are, and orders the parameters of a kernel
+    by their names.
+    """
     renamed: dict[int, tirx.Var] = {}
 
     def note(var: tirx.Var) -> None:
@@ -166,6 +192,13 @@ def _with_legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
             )
 
     tvm_ffi.structural_walk(func, (tirx.Var, note))
+    taken: set[str] = set()
+    for param in func.params:
+        name = renamed.get(param.__chandle__(), param).name
+        if name in taken:
+            name = next(new for n in itertools.count(1) if (new := f"{name}_{n}") not in taken)
+            renamed[param.__chandle__()] = tirx.Var(name, param.ty)
+        taken.add(name)
     if not renamed:
         return func
     return tvm_ffi.structural_map(func, (tirx.Var, lambda var: renamed.get(var.__chandle__(), var)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tvm import relax
 
+import tvm_fusion as tf
 from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target
-from tvm_fusion.testing import blocks, transformer_blocks
+from tvm_fusion.testing import blocks, cuda_emulation, transformer_blocks
 from tvm_fusion.testing.emulated_plan import EmulatedPlan
 from tvm_fusion.testing.modules import ALL_KINDS, parallel_convs, random_module
 from tvm_fusion.verification.reference import Reference
@@ -98,6 +101,57 @@ def test_blocks_in_half_precision(name):
     error, plan = error_of(make(dtype="float16", **layout), "float16", "sm_90")
     assert error <= TOLERANCE["float16"]
     assert templates <= set(plan.templates.values())
+
+
+def equal_projections(dtype):
+    """Products of one shape whose inputs, weights and results are tensors of their own."""
+    mod = relax.BlockBuilder()
+    rng = np.random.default_rng(0)
+    inputs = [relax.Var(f"x{i}", relax.TensorType((32, 64), dtype)) for i in range(3)]
+    with mod.function("main", inputs):
+        with mod.dataflow():
+            made = []
+            for x in inputs:
+                weight = relax.const(rng.standard_normal((64, 64)) / 8, dtype)
+                bias = relax.const(rng.standard_normal(64), dtype)
+                made.append(mod.emit(relax.op.add(relax.op.matmul(x, weight), bias)))
+            result = mod.emit_output(relax.Tuple(made))
+        mod.emit_func_output(result)
+    return canonicalize(mod.get())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_equal_members_keep_their_own_tensors(dtype):
+    error, plan = error_of(equal_projections(dtype), dtype, "sm_90")
+    assert error <= TOLERANCE[dtype]
+    assert "partitioned" in plan.templates.values()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("make", [equal_projections, TEXT["bert"][0]], ids=["equal", "bert"])
+def test_what_is_emulated_is_what_is_compiled(make, dtype):
+    module, target = make(dtype=dtype), parse_target("cuda:sm_90")
+    plan = EmulatedPlan(module, target)
+    built = tf.compile(module, target, plan=plan.plan, verify=False)
+    compiled = kernels_of("\n".join(built.cuda_sources()))
+    assert compiled
+    for name, func in plan.mod.functions_items():
+        kernel = f"{name.name_hint}_kernel"
+        if kernel in compiled:
+            (emulated,) = kernels_of(cuda_emulation.cuda_source(func, target)).values()
+            assert compiled.pop(kernel) == emulated
+    assert not compiled
+
+
+def kernels_of(source: str) -> dict[str, str]:
+    """Code of the kernels of a source by name, without the names."""
+    start = r'^extern "C" __global__ void (?:__launch_bounds__\(.*?\) )?(\w+)(?=\()'
+    _, *parts = re.split(start, source, flags=re.MULTILINE)
+    code = {}
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        if not text.split("{")[0].rstrip().endswith(";"):  # a declaration
+            code[name] = text.strip()
+    return code
 
 
 @pytest.mark.slow

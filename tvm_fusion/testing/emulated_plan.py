@@ -13,7 +13,7 @@ from ..compat import Constant, Target, ir, relax, tirx, tvm
 from ..config import FusionConfig
 from ..pipeline import before_lowering
 from ..planner.plan import Plan
-from ..schedules import schedule
+from ..schedules import remembering, schedule
 from ..schedules.analysis import nodes_of
 from ..transform.fuse import plan_module
 from ..transform.schedule_groups import TEMPLATE
@@ -49,8 +49,9 @@ class EmulatedPlan:
         config = config or FusionConfig()
         with target:
             mod = tvm.transform.Sequential(before_lowering())(mod)
-        plan = plan_module(mod, target, config, model="emulated")
-        lowered = lower_plan(mod, plan, target, strict=True)
+        with remembering():  # as `compile` does
+            plan = plan_module(mod, target, config, model="emulated")
+            lowered = lower_plan(mod, plan, target, strict=True)
         self.target, self.plan, self.mod = target, lowered.plan, lowered.mod
         self.templates = {
             gv.name_hint: str((func.attrs or {}).get(TEMPLATE, "default"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ....compat import ir, s_tir, tirx, tvm
 from ...analysis import Block, nodes_of, structure
@@ -26,11 +27,9 @@ def products(func: tirx.PrimFunc, *, symmetric: bool = False) -> Products | None
     symmetric : bool
         Whether copies may belong to row operands too, and inner sums to column operands.
     """
-    narrow = tirx.transform.ForceNarrowIndexToInt32()
-    try:
-        func = narrow(tvm.IRModule({"main": func}))["main"]
-    except tvm.error.InternalError:
-        return None  # an index needs 64 bits
+    func = with_narrow_indices(func)
+    if func is None:
+        return None
     sch = s_tir.Schedule(with_simple_indices(func))
     form = recognise(sch, nested=True)
     if form is None:
@@ -62,6 +61,18 @@ def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products |
     return Products(
         tuple(sch.mod["main"].params), batch, rows, columns, anchors, tuple(stores), inner
     )
+
+
+def with_narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Let indices have 32 bits; None where the number of an element needs more."""
+    for param in filter(tirx.is_buffer_var, func.params):
+        if math.prod(int(e) for e in param.shape if isinstance(e, tirx.IntImm)) >= 2**31:
+            return None
+    narrow = tirx.transform.ForceNarrowIndexToInt32()
+    try:
+        return narrow(tvm.IRModule({"main": func}))["main"]
+    except tvm.error.InternalError:
+        return None  # an index needs 64 bits
 
 
 def anchors_of(

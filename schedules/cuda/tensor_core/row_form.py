@@ -11,7 +11,7 @@ import dataclasses
 
 import tvm_ffi
 
-from ....compat import ir, s_tir, tirx, tvm
+from ....compat import ir, s_tir, tirx
 from ...analysis import Block, Structure, axis_classes, buffer_key, nodes_of, structure
 from ...steps import inline_injective, isolate_outputs, with_simple_indices
 from ..contraction_form import Contraction
@@ -19,7 +19,7 @@ from ..fast_math import NARROW, dtype_of, function_of
 from ..row_form import Stage, stages_of_block
 from .affine import substitute, uses
 from .form import Anchor, Iterator, Products
-from .recognition import anchors_of, flat_stores
+from .recognition import anchors_of, flat_stores, with_narrow_indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,9 @@ def row_products(func: tirx.PrimFunc) -> RowProducts | None:
     func : tirx.PrimFunc
         Unscheduled function in block form.
     """
-    narrow = tirx.transform.ForceNarrowIndexToInt32()
-    try:
-        func = narrow(tvm.IRModule({"main": func}))["main"]
-    except tvm.error.InternalError:
-        return None  # an index needs 64 bits
+    func = with_narrow_indices(func)
+    if func is None:
+        return None
     sch = s_tir.Schedule(with_simple_indices(func))
     info = structure(sch)
     if info is None or not (info.is_static and info.is_regular) or len(info.reductions) < 2:

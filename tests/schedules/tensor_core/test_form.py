@@ -120,6 +120,12 @@ def test_columns_that_no_product_has_are_left_to_others(tensor):
     assert chosen(tensor, function) != "tensor_core"
 
 
+@pytest.mark.parametrize("shapes", [((2**20, 4096), (4096, 64)), ((70000, 64), (64, 70000))])
+def test_offsets_that_need_64_bits_are_left_to_others(tensor, cuda, shapes):
+    func = cuda.function(product, *shapes, dtype="float16")
+    assert cuda.template("tensor_core").apply(func, tensor.target("sm_90")) is None
+
+
 def test_a_chain_of_products_is_left_to_others(tensor, cuda):
     def chain(emit, a, b, c):
         return product(emit, product(emit, a, b), c)
