@@ -109,9 +109,7 @@ class ScheduleTemplate(abc.ABC):
         return self.min_arch is None or arch_number(target) >= self.min_arch
 
     @abc.abstractmethod
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Schedule one function.
 
         Parameters
@@ -120,8 +118,6 @@ class ScheduleTemplate(abc.ABC):
             Unscheduled, in the block form of TVM's LegalizeOps and FuseTIR. It is left untouched.
         target : Target
             A target that ``accepts`` said yes to.
-        tunable : bool
-            Whether tile sizes may be sampled decisions instead of numbers.
 
         Returns
         -------

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tvm_ffi
 
 from ..compat import Target, s_tir, structural_equal, structural_hash, tirx
 from ..errors import LoweringError
+from . import decisions
 from .analysis import root_block
 from .base import ScheduleTemplate
+from .decisions import Decision, Point
 
 _LOG = logging.getLogger(__name__)
 _TEMPLATES: dict[str, ScheduleTemplate] = {}
@@ -22,6 +25,37 @@ _TEMPLATES: dict[str, ScheduleTemplate] = {}
 #: What was scheduled inside `remembering`, by hash and target: the function with its result or error.
 _Known = dict[tuple[int, str], list[tuple[tirx.PrimFunc, "tuple[tirx.PrimFunc, str] | str"]]]
 _KNOWN: contextvars.ContextVar[_Known | None] = contextvars.ContextVar("known", default=None)
+
+
+#: Says which template and decision a function is to be scheduled with; None for a function it does not know.
+Lookup = Callable[[tirx.PrimFunc, Target], "tuple[str, Decision] | None"]
+_LOOKUP: contextvars.ContextVar[Lookup | None] = contextvars.ContextVar("lookup", default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """What may be decided about a function's kernel.
+
+    Attributes
+    ----------
+    template : str
+        The template that writes it.
+    points : tuple of Point
+        Its choices, in the order in which they are made.
+    """
+
+    template: str
+    points: tuple[Point, ...]
+
+
+@contextlib.contextmanager
+def deciding_by(lookup: Lookup) -> Iterator[None]:
+    """Schedule functions as ``lookup`` says, such as with what was tuned; others as usual."""
+    token = _LOOKUP.set(lookup)
+    try:
+        yield
+    finally:
+        _LOOKUP.reset(token)
 
 
 @contextlib.contextmanager
@@ -108,7 +142,7 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
     """
     known = _KNOWN.get()
-    if known is None:
+    if known is None or decisions.is_deciding():
         return _schedule(func, target)
     twins = known.setdefault((structural_hash(func), str(target)), [])
     found = next((result for twin, result in twins if structural_equal(twin, func)), None)
@@ -126,33 +160,107 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     return scheduled if is_new else s_tir.renew_defs(scheduled), name
 
 
-def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
-    """Schedule a function that has not been met yet."""
+def schedule_with(
+    func: tirx.PrimFunc, target: Target, template: str, decision: Decision = ()
+) -> tirx.PrimFunc:
+    """Schedule a function with one template, deciding as told.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function.
+    target : Target
+        Where it will run.
+    template : str
+        Name of a registered template.
+    decision : Decision
+        What to choose; choices that it does not name are left to the template's cost model.
+
+    Raises
+    ------
+    LoweringError
+        If there is no such template, it does not take the function, or the decision is none of its options.
+    """
+    chosen = next((t for t in templates(target) if t.name == template), None)
+    if chosen is None:
+        raise LoweringError(f"{target.kind.name} has no schedule template {template!r}")
+    with decisions.deciding(decision):
+        result = _apply(chosen, func, _with_legal_names(func), target)
+    if result is None:
+        raise LoweringError(f"template {template} does not take this function as decided")
+    return result
+
+
+def spaces(func: tirx.PrimFunc, target: Target, most: int = 2) -> list[Space]:
+    """Search spaces of the templates that take a function, in the order in which they are tried.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function.
+    target : Target
+        Where it will run.
+    most : int
+        Templates to ask until so many accept.
+    """
+    found: list[Space] = []
     named = _with_legal_names(func)
     for template in templates(target):
+        with decisions.recording() as points:
+            result = _apply(template, func, named, target)
+        if result is not None:
+            found.append(Space(template.name, tuple(points)))
+        if len(found) == most:
+            break
+    return found
+
+
+def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+    """Schedule a function that has not been met yet."""
+    lookup = _LOOKUP.get()
+    known = lookup(func, target) if lookup is not None and not decisions.is_deciding() else None
+    if known is not None:
         try:
-            result = template.apply(named, target, False)
-        except s_tir.ScheduleError as error:
-            # A primitive refused: the function has a form that the template did not foresee, and a later one may fit.
-            _LOG.info("template %s failed: %s", template.name, str(error).splitlines()[0])
-            continue
-        if result is None:
-            continue
-        scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
-        if root_block(func) is not None:
-            scheduled = _with_root(scheduled)
-        # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
-        if func.attrs is None or "global_symbol" not in func.attrs:
-            scheduled = scheduled.without_attr("global_symbol")
-        lost = _used(named) - _used(scheduled)
-        if lost:
-            names = ", ".join(named.params[i].name for i in sorted(lost))
-            raise LoweringError(f"template {template.name} lost {names}; please report this")
-        attrs = dict(func.attrs.items()) if func.attrs is not None else {}
-        return scheduled.with_attrs({**attrs, "tirx.is_scheduled": True}), template.name
+            return schedule_with(func, target, *known), known[0]
+        except LoweringError as error:
+            # Tuned by another version: the cost models decide.
+            _LOG.warning("a tuned kernel cannot be built any more: %s", error)
+    named = _with_legal_names(func)
+    for template in templates(target):
+        with decisions.part(template.name), decisions.attempt() as keep:
+            scheduled = _apply(template, func, named, target)
+            if scheduled is not None:
+                keep()
+                return scheduled, template.name
     raise LoweringError(
         f"no schedule template for {target.kind.name} makes one kernel of this function; leave it ungrouped"
     )
+
+
+def _apply(
+    template: ScheduleTemplate, func: tirx.PrimFunc, named: tirx.PrimFunc, target: Target
+) -> tirx.PrimFunc | None:
+    """Apply a template to a function with legal names; None where it does not fit."""
+    try:
+        result = template.apply(named, target)
+    except s_tir.ScheduleError as error:
+        # A primitive refused: the function has a form that the template did not foresee, and a later one may fit.
+        _LOG.info("template %s failed: %s", template.name, str(error).splitlines()[0])
+        return None
+    if result is None:
+        return None
+    scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
+    if root_block(func) is not None:
+        scheduled = _with_root(scheduled)
+    # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
+    if func.attrs is None or "global_symbol" not in func.attrs:
+        scheduled = scheduled.without_attr("global_symbol")
+    lost = _used(named) - _used(scheduled)
+    if lost:
+        names = ", ".join(named.params[i].name for i in sorted(lost))
+        raise LoweringError(f"template {template.name} lost {names}; please report this")
+    attrs = dict(func.attrs.items()) if func.attrs is not None else {}
+    return scheduled.with_attrs({**attrs, "tirx.is_scheduled": True})
 
 
 def _used(func: tirx.PrimFunc) -> set[int]:

@@ -10,10 +10,12 @@ stays in registers over the whole sum and goes through the fused epilogue while 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from ...compat import s_tir, tirx
 from ..analysis import Block, nodes_of, structure
+from ..decisions import alternatives
 from .tiles import Tiles
 
 #: Tasks that a kernel offers to the thread pool, where the problem has them: enough for large machines to balance.
@@ -170,7 +172,8 @@ def schedule_contraction(
         return False
     rows = 1 if parts.row is None else block.extents[parts.row]
     can_pad = None not in block.reads[1 - parts.panel].plain
-    tiles = Tiles.choose(block.extent(parts.fused), rows, width, can_pad)
+    ranked = functools.partial(Tiles.ranked, block.extent(parts.fused), rows, width, can_pad)
+    (tiles,) = alternatives("tile", ranked, values=lambda tiles: tiles.sizes)[:1]
     panel = sch.reindex(handle, ("read", parts.panel))
     epilogue = _flatten_axes(sch, handle, panel, back, consumer, parts)
     panel = _pad(sch, handle, panel, parts, tiles)

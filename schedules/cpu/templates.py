@@ -17,9 +17,7 @@ class _Staged(ScheduleTemplate):
     kind = "llvm"
     stage: ClassVar[str]
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the schedule; ``None`` for a function of another kind, with symbolic extents, or not in block form."""
         return schedule_stages(func, target) if kind_of(func) == self.stage else None
 
@@ -58,9 +56,7 @@ class CpuFallback(ScheduleTemplate):
     name = "cpu_fallback"
     kind = "llvm"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc:
         """Return the schedule, or the function itself when it is not in block form."""
         if not isinstance(func.body, s_tir.SBlockRealize):
             return func

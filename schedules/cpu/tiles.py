@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from .vectors import divisor, row_tile, vector_tile
 
@@ -31,6 +32,29 @@ class Tiles:
     def padded(self) -> bool:
         """Whether the vector axis is no multiple of its tile."""
         return self.lanes_extent % self.vector != 0
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """What is chosen: elements and rows of a tile."""
+        return self.vector, self.row
+
+    @classmethod
+    def ranked(
+        cls, lanes_extent: int, rows: int, width: int, can_pad: bool, count: int
+    ) -> list[Tiles]:
+        """The tile of `choose`, then the others whose accumulators fill registers, the largest first."""
+        first = cls.choose(lanes_extent, rows, width, can_pad)
+        found = [first]
+        if count == 1:
+            return found
+        vectors = {min(lanes_extent, n * width) for n in (1, 2, 3, 4)}
+        options = itertools.product(vectors, range(1, min(rows, _MOST_ROWS) + 1))
+        for vector, row in sorted(options, key=lambda o: (-o[0] * o[1], o)):
+            fits = -(-vector // width) * row <= 2 * _MOST_ROWS
+            divides = lanes_extent % vector == 0 and rows % row == 0
+            if fits and (can_pad or divides) and (vector, row) != first.sizes:
+                found.append(cls(vector, row, lanes_extent, rows))
+        return found[:count]
 
     @classmethod
     def choose(cls, lanes_extent: int, rows: int, width: int, can_pad: bool) -> Tiles:

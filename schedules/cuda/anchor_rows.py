@@ -8,6 +8,7 @@ there, as ``row_blocks`` does for rows that are read from memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from ...compat import Target, ir, s_tir, tirx
@@ -19,6 +20,7 @@ from ..analysis import (
     structure,
 )
 from ..base import Limits, ScheduleTemplate
+from ..decisions import alternatives
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -48,9 +50,7 @@ class AnchorRows(ScheduleTemplate):
     name = "anchor_rows"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the schedule; None when the function has another form or a row does not fit on chip."""
         form = recognise(func)
         if form is None:
@@ -58,7 +58,8 @@ class AnchorRows(ScheduleTemplate):
         bounds, problem = limits_for(func, target), form.problem
         if widens_bfloat16(func, target):
             problem = dataclasses.replace(problem, right_bytes=4)
-        for tile in row_tiles(problem, bounds, _EXCHANGE, _ATTEMPTS):
+        ranked = functools.partial(row_tiles, problem, bounds, _EXCHANGE)
+        for tile in alternatives("tile", ranked, count=_ATTEMPTS):
             scheduled = with_tile(form, tile, bounds)
             if scheduled is not None:
                 return scheduled

@@ -7,12 +7,14 @@ the first sum into shared memory, with the elementwise operators between them ap
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 from ...compat import Target, s_tir, tirx
 from ..analysis import planned_shared_bytes
 from ..base import Limits, ScheduleTemplate
+from ..decisions import alternatives
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -41,15 +43,14 @@ class BackToBack(ScheduleTemplate):
     name = "back_to_back"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the schedule; None when the function has another form or no tile fits."""
         found = recognise(func)
         if found is None:
             return None
         bounds = limits_for(func, target)
-        for tile in pair_tiles(found[2], bounds, _ATTEMPTS):
+        ranked = functools.partial(pair_tiles, found[2], bounds)
+        for tile in alternatives("tile", ranked, count=_ATTEMPTS):
             scheduled = with_tile(*found, tile, bounds)
             if scheduled is not None:
                 return scheduled

@@ -10,11 +10,13 @@ loop nest of its own for the epilogue: one anchor's sums, or the epilogue's oper
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ...compat import s_tir, tirx
 from ..analysis import Block, planned_shared_bytes, shared_bytes
 from ..base import Limits
+from ..decisions import alternatives
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -58,7 +60,8 @@ def apply_contraction(func: tirx.PrimFunc, bounds: Limits) -> tirx.PrimFunc | No
     if described.accumulators > ACCUMULATORS:
         return None
     apply_tile = _through_shared if through_shared else _in_registers
-    for tile in tiles(described, bounds, _ATTEMPTS):
+    ranked = functools.partial(tiles, described, bounds)
+    for tile in alternatives("tile", ranked, count=_ATTEMPTS):
         sch = base.copy()
         if apply_tile(sch, form, tile) and _fits(sch, bounds):
             return allow_registers(sch)

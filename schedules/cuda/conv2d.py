@@ -18,9 +18,7 @@ class Conv2d(ScheduleTemplate):
     name = "conv2d"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the schedule; None when no reduction walks a window, or one feeds another."""
         info = structure(s_tir.Schedule(func))
         if info is None or not any(block.has_window for block in info.reductions):

@@ -6,10 +6,13 @@ operand is loaded once for a chunk where it is the same for all of it, and as a 
 
 from __future__ import annotations
 
+import itertools
+
 from ...compat import Target, tirx
 from ...devices import device_for
 from ..analysis import dtype_bytes
 from ..base import limits
+from ..decisions import alternatives
 from .model import widens_bfloat16
 from .row_along import AlongRows
 from .row_pieces import RowShape
@@ -65,9 +68,23 @@ def element_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if form is None or form.reductions:
         return None
     work = row_work(form, across=False)
-    bounds = limits(target)
-    shape = element_shape(work, bounds.threads, device_for(target).multiprocessors)
+    bounds, device = limits(target), device_for(target)
+
+    def ranked(count: int) -> list[RowShape]:
+        return element_shapes(work, bounds.threads, device.multiprocessors)[:count]
+
+    (shape,) = alternatives("shape", ranked)[:1]
     return Elements(form, shape).function()
+
+
+def element_shapes(work: RowWork, most_threads: int, multiprocessors: int) -> list[RowShape]:
+    """Ways in which threads can divide the elements: that of `element_shape`, then others."""
+    first = element_shape(work, most_threads, multiprocessors)
+    lanes = [n for n in (64, 128, 256, 512) if n <= most_threads]
+    vectors = [v for v in (1, 2, 4, 8) if work.vector % v == 0]
+    others = itertools.product(lanes, reversed(vectors), (1, 2, 4))
+    shapes = [RowShape(n, 1, vector, chunks) for n, vector, chunks in others]
+    return [first, *(shape for shape in shapes if shape != first)]
 
 
 def element_shape(work: RowWork, most_threads: int, multiprocessors: int) -> RowShape:

@@ -27,9 +27,7 @@ class Elementwise(ScheduleTemplate):
     name = "elementwise"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None when a block reduces, or is no plain loop nest, or a shape is symbolic."""
         sch = s_tir.Schedule(func)
         info = structure(sch)

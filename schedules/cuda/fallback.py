@@ -41,9 +41,7 @@ class Fallback(ScheduleTemplate):
     name = "fallback"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None for a group that cannot be one kernel, and for opaque loop nests."""
         bounds = limits_for(func, target)
         info = structure(s_tir.Schedule(func))

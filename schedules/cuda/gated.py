@@ -9,10 +9,12 @@ rows allow it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ...compat import Target, s_tir, tirx
 from ..analysis import Access, Block, Structure, planned_shared_bytes, structure
 from ..base import ScheduleTemplate, limits
+from ..decisions import alternatives
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -46,16 +48,15 @@ class Gated(ScheduleTemplate):
     name = "gated"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the schedule; None when a product is not broadcast, costs too much, or feeds another."""
         base = s_tir.Schedule(with_simple_indices(func))
         form = recognise(base)
         if form is None:
             return None
         bounds = limits(target)
-        for tile in gate_tiles(form.problem, bounds, _ATTEMPTS):
+        ranked = functools.partial(gate_tiles, form.problem, bounds)
+        for tile in alternatives("tile", ranked, count=_ATTEMPTS):
             scheduled = _schedule(base.copy(), form, tile)
             if planned_shared_bytes(scheduled) <= bounds.shared_bytes:
                 return scheduled

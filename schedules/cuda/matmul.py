@@ -19,9 +19,7 @@ class MatrixVector(ScheduleTemplate):
     name = "matrix_vector"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the kernel; None unless every reduction is a product that uses its weights at most twice."""
         info = structure(s_tir.Schedule(func))
         if info is None or not info.is_static or not info.reductions:
@@ -38,9 +36,7 @@ class Matmul(ScheduleTemplate):
     name = "matmul"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the schedule; None when a reduction is no product, or feeds another."""
         info = structure(s_tir.Schedule(func))
         if info is None or not info.reductions or not all(map(is_product, info.reductions)):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...compat import Target, tirx
 from ...errors import LoweringError
-from .. import registry
+from .. import decisions, registry
 from ..base import CONSTANTS, PACKED, ScheduleTemplate, limits
 from .partition_lower import THREAD_TAGS, FlatMember, lower_member, substitute
 from .partition_members import split_members
@@ -31,15 +31,16 @@ class Partitioned(ScheduleTemplate):
     name = "partitioned"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the merged kernel; ``None`` for a single member, or when a member is not one mergeable kernel."""
         parts = split_members(func)
         if parts is None:
             return None
         parts = _with_constants(func, parts)
-        members = [member_of(part, target) for part in parts]
+        members = []
+        for number, part in enumerate(parts):
+            with decisions.part(f"member{number}"):
+                members.append(member_of(part, target))
         if any(member is None for member in members):
             return None
         members = _with_common_threads(parts, members, target)
@@ -109,7 +110,9 @@ def _with_common_threads(
         return list(members)
     fewer = {**dict(target.attrs.items()), "max_threads_per_block": _COMMON_THREADS}
     narrow = Target({"kind": target.kind.name, **fewer})
-    return [
-        (member_of(part, narrow) or member) if count > _COMMON_THREADS else member
-        for part, member, count in zip(parts, members, wanted, strict=True)
-    ]
+    found = []
+    for number, (part, member, count) in enumerate(zip(parts, members, wanted, strict=True)):
+        with decisions.part(f"narrow{number}"):
+            fewer = member_of(part, narrow) if count > _COMMON_THREADS else None
+        found.append(fewer or member)
+    return found

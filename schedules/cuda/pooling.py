@@ -8,13 +8,13 @@ into.
 from __future__ import annotations
 
 from ...compat import Target, s_tir, tirx
-from ...devices import device_for
 from ..analysis import structure
 from ..base import ScheduleTemplate, limits
+from ..decisions import alternatives
 from ..steps import inline_injective, isolate_outputs, move_into_threads
 from .model import widens_bfloat16
 from .row_across import AcrossRows
-from .row_shape import row_shape, row_work
+from .row_shape import row_work, shapes_of
 from .window_stages import WINDOW, window_function
 
 _THREADS = 128
@@ -26,9 +26,7 @@ class Pooling(ScheduleTemplate):
     name = "pooling"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the schedule; None for a reduction without a window or with a large one, or that feeds another."""
         sch = s_tir.Schedule(func)
         info = structure(sch)
@@ -72,5 +70,6 @@ def window_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if form is None:
         return None
     work = row_work(form, across=True)
-    shape = row_shape(work, device_for(target), limits(target).threads, most_lines=1)
-    return None if shape is None or shape.rounds > 1 else AcrossRows(form, shape).function()
+    for shape in alternatives("shape", shapes_of(work, target, most_lines=1)):
+        return None if shape.rounds > 1 else AcrossRows(form, shape).function()
+    return None

@@ -7,12 +7,15 @@ its last store. The model compares shapes of one function, so that only their di
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from ...compat import ir, tirx
-from ...devices import DeviceSpec
+from ...compat import Target, ir, tirx
+from ...devices import DeviceSpec, device_for
 from ..analysis import dtype_bytes
+from ..base import limits
 from .fast_math import fast_math, function_of
 from .row_form import RowFunction, uses
 from .row_pieces import RowShape
@@ -144,7 +147,24 @@ def _count(expr: tirx.PrimExpr, column: tirx.Var, seen: set[str]) -> float:
 def row_shape(
     work: RowWork, device: DeviceSpec, most_threads: int, most_lines: int | None = None
 ) -> RowShape | None:
-    """Choose how threads divide the rows of a function.
+    """The way that is estimated to be the fastest; see `row_shapes`.
+
+    Returns
+    -------
+    RowShape or None
+        None when no shape keeps to the registers of a block.
+    """
+    return next(iter(row_shapes(work, device, most_threads, most_lines, 1)), None)
+
+
+def row_shapes(
+    work: RowWork,
+    device: DeviceSpec,
+    most_threads: int,
+    most_lines: int | None = None,
+    count: int = 1,
+) -> list[RowShape]:
+    """Ways in which threads can divide the rows of a function, the fastest first.
 
     Parameters
     ----------
@@ -156,20 +176,26 @@ def row_shape(
         Threads that a block may have.
     most_lines : int or None
         Threads that a row may have across rows, None for any number.
-
-    Returns
-    -------
-    RowShape or None
-        None when no shape keeps to the registers of a block.
+    count : int
+        How many at most.
     """
     most_lines = most_lines or most_threads
     shapes = _across(work, most_threads, most_lines) if work.across else _along(work, most_threads)
     fitting = [shape for shape in shapes if _registers(work, shape) <= _room(shape, device)]
     # Of equal ones the block of more threads: fewer blocks are to be started.
-    return min(
+    return heapq.nsmallest(
+        count,
         fitting,
         key=lambda shape: (_cycles(work, shape, device), -shape.lanes * shape.lines),
-        default=None,
+    )
+
+
+def shapes_of(
+    work: RowWork, target: Target, most_lines: int | None = None
+) -> Callable[[int], list[RowShape]]:
+    """`row_shapes` for a target, as a function of their number."""
+    return functools.partial(
+        row_shapes, work, device_for(target), limits(target).threads, most_lines
     )
 
 

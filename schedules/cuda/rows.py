@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...compat import Target, s_tir, tirx
-from ...devices import device_for
-from ..base import ScheduleTemplate, limits
+from ..base import ScheduleTemplate
+from ..decisions import alternatives
 from .model import limits_for, widens_bfloat16
 from .row_across import AcrossRows
 from .row_along import AlongRows
 from .row_blocks import apply_rows
-from .row_shape import row_shape, row_work
+from .row_shape import row_work, shapes_of
 from .row_stages import row_function
 
 
@@ -19,9 +19,7 @@ class RowReduction(ScheduleTemplate):
     name = "rows"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> s_tir.Schedule | tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | tirx.PrimFunc | None:
         """Return the kernel or schedule; None when the reductions do not share their rows."""
         kernel = row_kernel(func, target)
         return apply_rows(func, limits_for(func, target)) if kernel is None else kernel
@@ -50,10 +48,9 @@ def row_kernel(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if found is None:
         return None
     form, rows = found
-    shape = row_shape(row_work(form, rows.across), device_for(target), limits(target).threads)
-    if shape is None:
-        return None
-    if shape.rounds > 1:
-        form, rows = row_function(func, keep=False)
-    write = AcrossRows if rows.across else AlongRows
-    return write(form, shape).function()
+    for shape in alternatives("shape", shapes_of(row_work(form, rows.across), target)):
+        if shape.rounds > 1:
+            form, rows = row_function(func, keep=False)
+        write = AcrossRows if rows.across else AlongRows
+        return write(form, shape).function()
+    return None

@@ -31,7 +31,7 @@ class Refuses(ScheduleTemplate):
     kind = "cuda"
     min_arch = 80
 
-    def apply(self, func, target, tunable=False):
+    def apply(self, func, target):
         """Refuse."""
         return None
 
@@ -95,7 +95,7 @@ class Counts(Refuses):
     def __init__(self):
         self.asked = 0
 
-    def apply(self, func, target, tunable=False):
+    def apply(self, func, target):
         """Count."""
         self.asked += 1
 
@@ -174,7 +174,7 @@ class Forgets(ScheduleTemplate):
     name = "forgets"
     kind = "cuda"
 
-    def apply(self, func, target, tunable=False):
+    def apply(self, func, target):
         """Put the first parameter in the second one's place."""
         first, second = func.params[:2]
         swap = (tirx.Var, lambda var: first if var.same_as(second) else var)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ....compat import Target, ir, tirx
 from ....guards.fma_model import best_tiles
 from ...analysis import nodes_of
 from ...base import PACKED, ScheduleTemplate
+from ...decisions import OF_CHOICE, alternatives
 from ..contraction import stages_in_shared
 from ..tensor_core.affine import uses
 from ..tensor_core.form import InnerSum, Products
@@ -30,9 +32,7 @@ class MultiplyAdd(ScheduleTemplate):
     #: ``cp.async``.
     min_arch = 80
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form or type, or is too small."""
         form = None if stages_in_shared(func) else products(func, symmetric=True)
         if form is None or not fits(form):
@@ -42,7 +42,8 @@ class MultiplyAdd(ScheduleTemplate):
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
         problem, device = problem_of(form), device_of(target)
-        for choice in best_tiles(problem, device):
+        ranked = functools.partial(best_tiles, problem, device)
+        for choice in alternatives("tile", ranked, **OF_CHOICE):
             requested = 0 if is_member(func) else choice.tile.requested_bytes(problem, device)
             made = kernel(form, choice.tile, requested)
             return made.with_attr(PACKED, packed) if packed else made

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ....compat import Target, ir, tirx
 from ....devices import device_for
 from ....guards.tensor_rows import RowProblem, best_row_tiles
 from ...analysis import nodes_of
 from ...base import PACKED, ScheduleTemplate
+from ...decisions import OF_CHOICE, alternatives
 from .packing import pack
 from .row_form import RowProducts, row_products
 from .row_kernel import row_kernel
@@ -24,9 +26,7 @@ class TensorRows(ScheduleTemplate):
     #: ``cp.async`` and ``mma.sync.m16n8k16``; clusters are used where the chip has them.
     min_arch = 80
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, or a row does not fit on chip."""
         form = row_products(func)
         if form is None or form.length % 2 or not fits(form):
@@ -35,7 +35,8 @@ class TensorRows(ScheduleTemplate):
         form, packed = pack(form, numbers - _read_by_stages(form))
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
-        for choice in best_row_tiles(row_problem(form), device_for(target)):
+        ranked = functools.partial(best_row_tiles, row_problem(form), device_for(target))
+        for choice in alternatives("tile", ranked, **OF_CHOICE):
             made = row_kernel(form, choice.tile)
             return made.with_attr(PACKED, packed) if packed else made
         return None

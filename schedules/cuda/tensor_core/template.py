@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ....compat import Target, tirx
 from ....devices import DeviceSpec, device_for
 from ....guards.tensor_tiles import best_tiles
 from ....guards.warpgroup_tiles import best_choices
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, limits
+from ...decisions import OF_CHOICE, alternatives
 from .form import Anchor, Products
 from .kernel import kernel
 from .operand import access_of
@@ -31,9 +33,7 @@ class TensorCore(ScheduleTemplate):
     #: ``cp.async`` and ``mma.sync.m16n8k16``.
     min_arch = 80
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, type, or too few rows."""
         form = products(func)
         if form is None:
@@ -49,7 +49,8 @@ class TensorCore(ScheduleTemplate):
         # chip alone are for targets that name its variant.
         member = is_member(func)
         any_chip = member or not str(target.attrs["arch"]).endswith("a")
-        for choice in (best_tiles if any_chip else best_choices)(problem, device):
+        best = best_tiles if any_chip else best_choices
+        for choice in alternatives("tile", functools.partial(best, problem, device), **OF_CHOICE):
             tile = choice.tile
             requested = 0 if member else tile.requested_bytes(problem, device)
             made = (warpgroup_kernel if tile.warpgroup else kernel)(form, tile, requested)
