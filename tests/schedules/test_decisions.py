@@ -26,7 +26,7 @@ class Size:
 SIZES = [
     Size(8, (1, 2), "shared", 0.5),
     Size(4, (1, 2), "shared", 0.7),
-    Size(4, (2, 2), "local", 1),
+    Size(4, (2, 2), "local", 1.0),
 ]
 
 
