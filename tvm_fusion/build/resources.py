@@ -59,7 +59,7 @@ class KernelCompiler:
         CompilerError
             If nvcc is missing, for a CUDA target.
         """
-        lowered = self._lower(proposals)
+        lowered = self.lower(proposals)
         new: dict[str, tirx.PrimFunc] = {}
         out: list[Resources | None] = [None] * len(proposals)
         for index, func in enumerate(lowered):
@@ -79,14 +79,14 @@ class KernelCompiler:
         twins = self._known.get(structural_hash(func), ())
         return next((r for f, r in twins if structural_equal(f, func)), None)
 
-    def _lower(self, proposals: Sequence[Proposal]) -> list[tirx.PrimFunc | Resources]:
-        """One PrimFunc per proposal, or why there is none."""
+    def lower(self, proposals: Sequence[Proposal]) -> list[tirx.PrimFunc | Resources]:
+        """One unscheduled PrimFunc per proposal, or why there is none."""
         try:
             return self._lower_together(proposals)
         except (LoweringError, *BUILD_ERRORS) as err:
             if len(proposals) == 1:
                 return [Resources(error=last_line(err))]
-        return [self._lower([proposal])[0] for proposal in proposals]
+        return [self.lower([proposal])[0] for proposal in proposals]
 
     def _lower_together(self, proposals: Sequence[Proposal]) -> list[tirx.PrimFunc | Resources]:
         groups = {f"group_{i}": p for i, p in enumerate(proposals)}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from ..compat import structural_hash, tirx
+from ..compat import structural_hash, tirx, tvm
+from ..schedules.base import CONSTANTS, MEMBER
 
 _MASK = 2**64 - 1
+
+#: Attributes on which a schedule depends; others say where a function comes from.
+_KEPT = (CONSTANTS, MEMBER)
+_OPTIONS, _STAGE = "tvm_fusion.options", "stage"
 
 
 def kernel_digest(func: tirx.PrimFunc) -> str:
     """Name of a function in records.
 
-    Names of variables do not matter, attributes do. The same in every process and on every machine, for one version of
-    TVM.
+    Equal for functions of which a template makes the same kernel: names of variables do not matter, nor whether one
+    operator is a group or stands alone. The same in every process and on every machine, for one version of TVM.
 
     Parameters
     ----------
@@ -21,8 +26,18 @@ def kernel_digest(func: tirx.PrimFunc) -> str:
     Returns
     -------
     str
-        16 hexadecimal digits: TVM's structural hash of the function without a symbol.
+        16 hexadecimal digits of TVM's structural hash.
     """
-    if func.attrs is not None and "global_symbol" in func.attrs:
-        func = func.without_attr("global_symbol")
-    return f"{structural_hash(func) & _MASK:016x}"
+    return f"{structural_hash(bare(func)) & _MASK:016x}"
+
+
+def bare(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with the attributes alone on which its schedule depends."""
+    attrs = dict(func.attrs.items()) if func.attrs is not None else {}
+    kept = {key: attrs[key] for key in _KEPT if attrs.get(key)}
+    options = attrs.get(_OPTIONS) or {}
+    if _STAGE in options:
+        kept[_OPTIONS] = {_STAGE: options[_STAGE]}
+    return tirx.PrimFunc(
+        func.params, func.body, func.ret_type, tvm.ir.make_node("ir.DictAttrs", **kept)
+    )
