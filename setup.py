@@ -109,7 +109,11 @@ setup(
         *(f"tvm_fusion.schedules.{name}" for name in find_packages("schedules")),
     ],
     package_dir={"tvm_fusion.schedules": "schedules"},
-    package_data={"tvm_fusion": ["py.typed"], "tvm_fusion.report": ["templates/*"]},
+    package_data={
+        "tvm_fusion": ["py.typed"],
+        "tvm_fusion.report": ["templates/*"],
+        "tvm_fusion.tuning": ["records/*.jsonl"],
+    },
     ext_modules=[Extension("tvm_fusion._core", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
     entry_points={"console_scripts": ["tvm-fusion = tvm_fusion.cli:main"]},

@@ -40,3 +40,7 @@ class VerificationError(FusionError):
 
 class CompilerError(FusionError):
     """An external compiler (nvcc, ptxas) rejected generated code; the message carries its first error line."""
+
+
+class DatabaseError(FusionError):
+    """A work dir or a file of tuning records cannot be read or written, or holds no records."""

@@ -15,6 +15,7 @@ from ..errors import FusionError
 from .bench import bench
 from .command import register
 from .compile import compile_model
+from .db import export_records, list_records, merge_records, prune_records
 from .explain import explain
 from .plan import plan
 from .run import run_model
@@ -33,6 +34,10 @@ app = typer.Typer(
 )
 for function in (plan, explain, compile_model, run_model, verify, bench):
     register(app, function)
+database = typer.Typer(name="db", help="List, merge, export and prune the records of tuning.")
+for function in (list_records, merge_records, export_records, prune_records):
+    register(database, function)
+app.add_typer(database)
 
 
 @app.callback(invoke_without_command=True)
@@ -83,8 +88,10 @@ def run(arguments: list[str]) -> int:
 
 def _command(error: typer.BadParameter) -> str:
     """Name of the command whose arguments are wrong, followed by a space, or nothing."""
-    context = getattr(error, "ctx", None)
-    return f"{context.info_name} " if context is not None and context.parent else ""
+    context, names = getattr(error, "ctx", None), ""
+    while context is not None and context.parent:
+        context, names = context.parent, f"{context.info_name} {names}"
+    return names
 
 
 def _sentence(error: Exception) -> str:

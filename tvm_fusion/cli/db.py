@@ -1,0 +1,160 @@
+"""``tvm-fusion db``: what a work dir holds, several made one, records to give away, less of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .command import PIPE_WIDTH, check_output
+
+if TYPE_CHECKING:
+    from ..tuning.trials import Trial
+    from ..tuning.work_dir import Place
+
+DirsArgument = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Work dirs, as tvm-fusion tune fills them.")
+]
+
+
+def list_records(
+    dirs: DirsArgument,
+    format: Annotated[
+        Literal["text", "json"], typer.Option(help="How to print the answer.")
+    ] = "text",
+) -> None:
+    """Show each kernel with its trials and its best time.
+
+    Examples
+    --------
+    tvm-fusion db list work
+    tvm-fusion db list work --format json
+    """
+    rows = [row for place in _places(dirs) for row in _kernels(place)]
+    if format == "json":
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.table import Table
+
+    from ..report.text import plain_table, text_console, tidy
+
+    columns = ("arch", "dtype", "TVM", "kernel", "operators", "template", "trials", "right")
+    table: Table = plain_table((*columns, "best µs", "device"))
+    for row in rows:
+        cells = [str(row[name]) for name in ("arch", "dtype", "tvm", "kernel")]
+        cells += [" ".join(row["operators"]), row["template"] or "–", str(row["trials"])]
+        best = row["best_us"]
+        table.add_row(
+            *cells, str(row["right"]), "–" if best is None else f"{best:.2f}", row["device"]
+        )
+    terminal = sys.stdout.isatty()
+    console, buffer = text_console(None if terminal else PIPE_WIDTH, terminal)
+    console.print(table)
+    print(tidy(buffer))
+
+
+def merge_records(
+    dirs: DirsArgument,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Work dir to add to; made if it is not there.")
+    ],
+) -> None:
+    """Add the records of work dirs to one, without duplicates.
+
+    Examples
+    --------
+    tvm-fusion db merge machine1 machine2 -o work
+    """
+    from ..tuning.upkeep import merge
+    from ..tuning.work_dir import WorkDir
+
+    trials, records = merge(map(WorkDir, dirs), WorkDir(output))
+    print(f"added {trials} trials and {records} records of meta-schedule to {output}")
+
+
+def export_records(
+    dirs: DirsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    arch: Annotated[
+        str | None, typer.Option(help="Only this arch, where there are several, as sm_90.")
+    ] = None,
+) -> None:
+    """Write the best trial of each kernel to one small file.
+
+    Examples
+    --------
+    tvm-fusion db export work -o sm_90.jsonl
+    tvm-fusion db export work --arch sm_80 -o sm_80.jsonl
+    """
+    from ..errors import DatabaseError
+    from ..tuning.shipped import export_trials
+
+    check_output(output, dirs[0])
+    places = [place for place in _places(dirs) if arch in (None, place.arch)]
+    archs = sorted({place.arch for place in places})
+    if len(archs) > 1:
+        raise ValueError(f"there are records of {', '.join(archs)}; choose with --arch")
+    text = export_trials(places)
+    if not text:
+        raise DatabaseError(f"no kernel{f' of {arch}' if arch else ''} has a time there")
+    fresh = output.with_name(f".{output.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, output)
+    finally:
+        fresh.unlink(missing_ok=True)
+    print(f"wrote {len(text.splitlines())} kernels to {output}")
+
+
+def prune_records(
+    dirs: DirsArgument,
+    keep: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Trials to keep of each kernel and device.")
+    ] = 1,
+) -> None:
+    """Drop all but the best trials of each kernel.
+
+    Examples
+    --------
+    tvm-fusion db prune work
+    tvm-fusion db prune work --keep 16
+    """
+    from ..tuning.upkeep import prune
+
+    for place in _places(dirs):
+        trials, records = prune(place, keep)
+        print(f"{place.folder}: dropped {trials} trials and {records} records of meta-schedule")
+
+
+def _places(dirs: list[Path]) -> list[Place]:
+    """The folders of records in work dirs, each once."""
+    from ..tuning.work_dir import WorkDir
+
+    found = {place.folder.resolve(): place for path in dirs for place in WorkDir(path).places()}
+    return list(found.values())
+
+
+def _kernels(place: Place) -> Iterator[dict[str, Any]]:
+    """Describe each kernel of a folder."""
+    records = place.records()
+    for kernel in records.kernels():
+        trials: list[Trial] = records.trials(kernel)
+        best = records.best(kernel)
+        yield {
+            "arch": place.arch,
+            "dtype": place.dtype_policy,
+            "tvm": place.tvm,
+            "kernel": kernel,
+            "operators": list(next((t.operators for t in trials if t.operators), ())),
+            "template": best.template if best else None,
+            "decision": dict(best.decision) if best else None,
+            "trials": len(trials),
+            "right": sum(t.verdict == "ok" for t in trials),
+            "best_us": best.microseconds if best else None,
+            "device": best.device if best else "",
+        }
