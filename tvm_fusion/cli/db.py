@@ -108,7 +108,8 @@ def export_records(
         os.replace(fresh, output)
     finally:
         fresh.unlink(missing_ok=True)
-    print(f"wrote {len(text.splitlines())} kernels to {output}")
+    count = len(text.splitlines())
+    print(f"wrote {count} kernel{'s' * (count != 1)} to {output}")
 
 
 def prune_records(

@@ -70,7 +70,7 @@ class MetaDatabase:
         self._read_workloads(self._workload_file.read())
         if news.anew:
             self._rows = []
-        damaged = bool(news.tail)
+        damaged = int(bool(news.tail))
         for line in news.lines:
             try:
                 self._rows.append(_parse_record(line, len(self._workloads)))
@@ -138,7 +138,7 @@ class MetaDatabase:
                 s_tir.schedule.Trace.apply_json_to_schedule(trace, schedule)
                 parts = (schedule.trace, workload, seconds, Target(target), arguments)
                 found.append(ms.database.TuningRecord(*parts))
-            except (RuntimeError, TypeError, ValueError):
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 self._warn(self._record_file, 1)
         return found
 
@@ -282,12 +282,9 @@ def _is_instruction(value: Any) -> bool:
     """Whether a value has the form ``[kind, inputs, attributes, outputs]``."""
     if not _is_list(value) or len(value) != 4 or not isinstance(value[0], str):
         return False
-    kind, inputs, attributes, outputs = value
-    if not _is_list(inputs) or not _is_list(attributes) or not _is_list(outputs):
-        return False
-    # A factor of a split that is left to TVM is the only null.
-    given = [v for v in inputs if v is not None] if kind == "Split" else inputs
-    return _is_plain(given) and _is_plain(attributes) and all(isinstance(v, str) for v in outputs)
+    _, inputs, attributes, outputs = value
+    named = _is_list(outputs) and all(isinstance(name, str) for name in outputs)
+    return named and all(_is_list(part) and _is_plain(part) for part in (inputs, attributes))
 
 
 def _is_decision(value: Any, instructions: int) -> bool:

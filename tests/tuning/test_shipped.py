@@ -1,0 +1,80 @@
+"""Records that come with the package."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tvm_fusion.testing.trials import trial
+from tvm_fusion.tuning import shipped
+from tvm_fusion.tuning.shipped import export_trials, shipped_trials
+from tvm_fusion.tuning.work_dir import WorkDir
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    shipped_trials.cache_clear()
+    yield
+    shipped_trials.cache_clear()
+
+
+def test_what_is_exported_can_be_shipped(tmp_path: Path, monkeypatch) -> None:
+    work = WorkDir(tmp_path / "work")
+    place = work.place("sm_90", "float16", "0.27.0")
+    place.create()
+    place.records().add(
+        trial("a", 1, 3.0), trial("a", 2, 9.0, samples_us=(1.0, 2.0, 9.0)), trial("b", 3, None),
+        trial("c", 4, 5.0),
+    )  # fmt: skip
+    # The same kernel, faster, for another version of TVM.
+    other = work.place("sm_90", "float16", "0.28.0")
+    other.create()
+    other.records().add(trial("a", 8, 0.5))
+    text = export_trials(work.places())
+    assert [json.loads(line)["kernel"] for line in text.splitlines()] == ["a", "c", "a"]
+    assert text == export_trials(work.places()[::-1])
+
+    monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "sm_90.jsonl").write_text(text)
+    found = shipped_trials("sm_90", "0.27.0")
+    assert found.kernels() == ["a", "c"]
+    assert found.best("a") == trial("a", 2, samples_us=(2.0,))
+    assert shipped_trials("sm_90", "0.28.0").best("a").microseconds == 0.5
+    assert not len(shipped_trials("sm_90", "0.29.0"))
+    assert not len(shipped_trials("sm_80", "0.27.0"))
+
+
+def test_records_of_another_arch_in_a_file_are_ignored(tmp_path: Path, monkeypatch) -> None:
+    work = WorkDir(tmp_path / "work")
+    place = work.place("sm_80", "float16", "0.27.0")
+    place.create()
+    place.records().add(trial(arch="sm_80"))
+    monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "sm_90.jsonl").write_text(export_trials(work.places()))
+    assert not len(shipped_trials("sm_90", "0.27.0"))
+
+
+def test_nothing_to_export(tmp_path: Path) -> None:
+    work = WorkDir(tmp_path)
+    work.open("sm_90", "float16").add(trial(us=None))
+    assert export_trials(work.places()) == ""
+    assert export_trials([]) == ""
+
+
+def test_every_shipped_file_is_legal_and_packed() -> None:
+    files = sorted((resources.files("tvm_fusion.tuning") / "records").glob("*.jsonl"))
+    for file in files:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for version in {line["tvm"] for line in lines}:
+            trials = list(shipped_trials(file.stem, version))
+            assert len(trials) == sum(line["tvm"] == version for line in lines)
+            assert {(t.arch, t.verdict) for t in trials} == {(file.stem, "ok")}
+    assert '"tvm_fusion.tuning": ["records/*.jsonl"]' in (ROOT / "setup.py").read_text()
+    assert "tvm_fusion/tuning/records *.jsonl" in (ROOT / "MANIFEST.in").read_text()
