@@ -44,3 +44,7 @@ class CompilerError(FusionError):
 
 class DatabaseError(FusionError):
     """A work dir or a file of tuning records cannot be read or written, or holds no records."""
+
+
+class TuningError(FusionError):
+    """Tuning cannot go on: its processes do not start, or its records cannot be used."""

@@ -1,0 +1,113 @@
+"""Builds candidates in parallel, in worker processes that live on.
+
+Importing TVM takes seconds, so a process for each candidate would take longer to start than to
+compile. A worker that crashes or hangs costs the candidate that it had in hand.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .measure import BuildFailure, BuildRequest, Built, KernelSource
+from .process import Answer, Worker, WorkerPool
+
+_MODULE = "tvm_fusion.tuning.build_worker"
+
+#: Workers see no GPU, so that none of them makes a context there.
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+class Builder:
+    """Builds candidates on the local cores.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes; one per core when absent.
+    timeout_s : float
+        Seconds for one candidate. The start of a worker does not count.
+    folder : Path, optional
+        Where artifacts go and stay; a temporary folder, removed at `close`, when absent.
+    """
+
+    def __init__(
+        self, workers: int | None = None, timeout_s: float = 60.0, folder: Path | None = None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._temporary = tempfile.TemporaryDirectory(prefix="tvm_fusion-") if not folder else None
+        self._folder = Path(folder or self._temporary.name)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        count = workers or os.cpu_count() or 1
+        self._pool = WorkerPool([Worker(_MODULE, environment=_ENVIRONMENT) for _ in range(count)])
+
+    def build(self, requests: Sequence[BuildRequest]) -> list[Built | BuildFailure]:
+        """Build candidates.
+
+        Parameters
+        ----------
+        requests : sequence of BuildRequest
+            Equal ones are built once.
+
+        Returns
+        -------
+        list of Built or BuildFailure
+            In the order of the requests.
+
+        Raises
+        ------
+        TuningError
+            If a worker cannot be started.
+        """
+        distinct = {request.trial: request for request in requests}
+        asked = [self._question(request) for request in distinct.values()]
+        answers = dict(zip(distinct, self._pool.map(asked, self._timeout_s), strict=True))
+        return [_result(answers[request.trial]) for request in requests]
+
+    def _question(self, request: BuildRequest) -> dict[str, Any]:
+        source = request.source
+        return {
+            "kernel": source.kernel,
+            "source": str(write_source(source, self._folder)),
+            "target": source.target,
+            "template": request.template,
+            "decision": request.decision,
+            "artifact": str(self._folder / f"{request.trial}.so"),
+        }
+
+    def close(self) -> None:
+        """End the workers and remove the artifacts, unless the caller named their folder."""
+        self._pool.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_source(source: KernelSource, folder: Path) -> Path:
+    """Write a function where workers read it, unless it is there, and return the file."""
+    path = folder / f"{source.kernel}.json"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(
+            "w", dir=folder, suffix=".part", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(source.func_json)
+        os.replace(file.name, path)
+    return path
+
+
+def _result(answer: Answer) -> Built | BuildFailure:
+    taken = {key: answer.get(key) for key in ("registers", "spill_bytes", "shared_bytes")}
+    if answer["verdict"] != "built":
+        # What the worker did not foresee counts as the compiler's failure.
+        verdict = "compiler" if answer["verdict"] == "error" else answer["verdict"]
+        return BuildFailure(verdict, answer["message"], **taken)
+    packed = tuple((number, tuple(axes)) for number, axes in answer["packed"])
+    return Built(Path(answer["artifact"]), answer["code_digest"], packed=packed, **taken)
