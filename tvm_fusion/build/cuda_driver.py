@@ -217,9 +217,9 @@ class CudaDriver:
         """Copy ``size`` bytes from one device address to another, in the order of a stream."""
         self._call("cuMemcpyDtoDAsync_v2", target, source, size, stream)
 
-    def clear(self, target: int, size: int, stream: int) -> None:
-        """Set ``size`` bytes at a device address to zero, in the order of a stream."""
-        self._call("cuMemsetD8Async", target, 0, size, stream)
+    def clear(self, target: int, size: int, stream: int, byte: int = 0) -> None:
+        """Set ``size`` bytes at a device address to zero, or to ``byte``, in the order of a stream."""
+        self._call("cuMemsetD8Async", target, byte, size, stream)
 
     def order(self, before: int, after: int) -> None:
         """Let what comes on stream ``after`` wait for what is on stream ``before`` by now."""
@@ -237,18 +237,33 @@ class CudaDriver:
 
     def time(self, run: Callable[[], None], stream: int) -> float:
         """Seconds that the work which a function puts on a stream takes there."""
-        events = [self._make("cuEventCreate", 0) for _ in range(2)]
+        return self.times(run, stream, 1)[0]
+
+    def times(
+        self, run: Callable[[], None], stream: int, repeat: int, ahead: int = 0
+    ) -> list[float]:
+        """Seconds on a stream of each of several runs, enqueued without waiting in between.
+
+        With some runs ``ahead``, which are not timed, the stream is busy when the first event is put on it, and the
+        host's own time for the later runs is hidden behind earlier ones.
+        """
+        events = [self._make("cuEventCreate", 0) for _ in range(2 * repeat)]
         try:
-            self._call("cuEventRecord", events[0], stream)
-            run()
-            self._call("cuEventRecord", events[1], stream)
-            self._call("cuEventSynchronize", events[1])
-            passed = ctypes.c_float()
-            self._call("cuEventElapsedTime", ctypes.byref(passed), *events)
+            for _ in range(ahead):
+                run()
+            for first, last in zip(events[::2], events[1::2], strict=True):
+                self._call("cuEventRecord", first, stream)
+                run()
+                self._call("cuEventRecord", last, stream)
+            self._call("cuEventSynchronize", events[-1])
+            passed, out = ctypes.c_float(), []
+            for first, last in zip(events[::2], events[1::2], strict=True):
+                self._call("cuEventElapsedTime", ctypes.byref(passed), first, last)
+                out.append(passed.value * 1e-3)
         finally:
             for event in events:
                 self._functions["cuEventDestroy_v2"](event)
-        return passed.value * 1e-3
+        return out
 
 
 @functools.cache

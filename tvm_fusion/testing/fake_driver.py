@@ -25,12 +25,15 @@ class FakeDriver:
         Streams that "someone else" captures.
     refuse : str
         If not empty, captures fail with this message.
+    seconds : float
+        What everything takes that is timed.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.capturing: set[int] = set()
         self.refuse = ""
+        self.seconds = 1.0
         self._streams = 100
         self._graphs = 0
         self._runs: dict[int, Callable[[], None]] = {}
@@ -80,9 +83,9 @@ class FakeDriver:
         self.calls.append(("copy", size, stream))
         ctypes.memmove(target, source, size)
 
-    def clear(self, target: int, size: int, stream: int) -> None:
-        """Set host memory to zero."""
-        ctypes.memset(target, 0, size)
+    def clear(self, target: int, size: int, stream: int, byte: int = 0) -> None:
+        """Set host memory."""
+        ctypes.memset(target, byte, size)
 
     def order(self, before: int, after: int) -> None:
         """Record that one stream waits for another."""
@@ -97,8 +100,15 @@ class FakeDriver:
 
     def time(self, run: Callable[[], None], stream: int) -> float:
         """Run, and pretend that it took a second."""
-        run()
-        return 1.0
+        return self.times(run, stream, 1)[0]
+
+    def times(
+        self, run: Callable[[], None], stream: int, repeat: int, ahead: int = 0
+    ) -> list[float]:
+        """Run, and pretend that each run took `seconds`."""
+        for _ in range(ahead + repeat):
+            run()
+        return [self.seconds] * repeat
 
 
 def _forget(handle: ctypes.c_void_p) -> None:

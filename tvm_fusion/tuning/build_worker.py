@@ -24,8 +24,9 @@ from ..compat import Target, s_tir, tirx, tvm
 from ..errors import CompilerError, LoweringError
 from ..schedules import limits, registry
 from ..schedules.base import PACKED
+from ..schedules.decisions import Decision
 from ..targets import with_variant
-from .measure import BuildFailure, Built, Decision, Packed
+from .measure import BuildFailure, Built, Packed
 from .serve import Channel, Handler, serve
 
 #: How ptxas says that a block's static shared memory does not fit.
@@ -42,7 +43,7 @@ class BuildHandler:
         """Build one candidate; the answer holds the fields of `Built` or of `BuildFailure`."""
         target = Target(json.loads(request["target"]))
         func = self._function(request["kernel"], request["source"])
-        decision = tuple((str(name), int(value)) for name, value in request["decision"])
+        decision = tuple((name, value) for name, value in request["decision"])
         made = build(func, target, request["template"], decision, Path(request["artifact"]))
         answer = dataclasses.asdict(made)
         if isinstance(made, Built):
@@ -89,7 +90,7 @@ def build(
     template : str
         Name of the template, or empty for the first that accepts the function.
     decision : Decision
-        Its integers.
+        What it chooses.
     artifact : Path
         Library to write.
     """

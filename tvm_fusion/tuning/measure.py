@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..build.signature import TensorSpec
-
-#: The integers that a template decides by, with their names; empty leaves the choice to it.
-Decision = tuple[tuple[str, int], ...]
+from ..schedules.decisions import Decision
 
 #: Permutation by number of the parameter (see ``schedules.base.PACKED``).
 Packed = tuple[tuple[int, tuple[int, ...]], ...]

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from ..build.model import last_line
+
 Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 #: A worker whose parent is gone ends itself this many seconds after a request should have been done.
@@ -69,9 +71,3 @@ def serve(make: Callable[[Channel], Handler]) -> None:
 def _alarm(seconds: float) -> None:
     """Let the kernel end this process some time after a request: code that hangs looks at nothing."""
     signal.alarm(int(seconds) + _GRACE)
-
-
-def last_line(err: BaseException) -> str:
-    """The last line of a message (TVM puts its stack trace before it), with its type if that says more."""
-    line = (str(err).strip().splitlines() or [""])[-1].strip()
-    return line or type(err).__name__

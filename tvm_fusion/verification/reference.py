@@ -102,11 +102,12 @@ class _ParallelLoops:
         out = with_functions(mod)
         for gv, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and not relax.analysis.has_reshape_pattern(func):
-                out.update_func(gv, _parallel(func))
+                out.update_func(gv, parallel_loops(func))
         return out
 
 
-def _parallel(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def parallel_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Run the outer spatial loops of every block of a function in parallel."""
     sch = s_tir.Schedule(func)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         kinds = [v.iter_type for v in sch.get(block).iter_vars]
