@@ -35,11 +35,13 @@ class WorkerDied(Exception):
     ----------
     verdict : {"crashed", "timeout"}
         How.
+    stage : str
+        What it said last that it was about to do.
     """
 
-    def __init__(self, verdict: str, message: str) -> None:
+    def __init__(self, verdict: str, message: str, stage: str = "") -> None:
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.stage = verdict, stage
 
 
 class Worker:
@@ -136,17 +138,17 @@ class Worker:
         return answer
 
     def _answer(self, limit: float) -> Answer:
-        end = time.monotonic() + limit
+        end, stage = time.monotonic() + limit, ""
         while True:
             line = self._line(end)
             if line is None:
                 self.kill()
-                raise WorkerDied("timeout", f"took more than {limit:g} s")
+                raise WorkerDied("timeout", f"took more than {limit:g} s", stage)
             if not line:
-                raise WorkerDied("crashed", self._death())
+                raise WorkerDied("crashed", self._death(), stage)
             message = json.loads(line)
             if "extend" in message:
-                limit = float(message["extend"])
+                limit, stage = float(message["extend"]), str(message["stage"])
                 end = time.monotonic() + limit
             else:
                 return message["answer"]
@@ -232,7 +234,12 @@ class WorkerPool:
         self.workers = list(workers)
         self._around = around or (lambda number: contextlib.nullcontext())
 
-    def map(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[Answer]:
+    def map(
+        self,
+        requests: Sequence[Mapping[str, Any]],
+        limit: float,
+        finish: Mapping[str, Any] | None = None,
+    ) -> list[Answer]:
         """Carry out requests.
 
         Parameters
@@ -241,12 +248,14 @@ class WorkerPool:
             What the workers are asked.
         limit : float
             Seconds for each.
+        finish : mapping, optional
+            What a worker is asked when nothing is left for it to do, while others may be busy.
 
         Returns
         -------
         list of dict
             Answers in the order of the requests. A worker that dies gives the verdict
-            ``"crashed"`` or ``"timeout"`` and is replaced.
+            ``"crashed"`` or ``"timeout"`` with the ``"stage"`` that it was in, and is replaced.
 
         Raises
         ------
@@ -263,12 +272,17 @@ class WorkerPool:
                 with turn:
                     index = next(todo, None)
                 if index is None:
-                    return
+                    break
                 try:
                     with self._around(number):
                         answers[index] = worker.ask(requests[index], limit)
                 except WorkerDied as err:
-                    answers[index] = {"verdict": err.verdict, "message": str(err)}
+                    answers[index] = {
+                        "verdict": err.verdict, "message": str(err), "stage": err.stage,
+                    }  # fmt: skip
+            if finish is not None and worker.pid is not None:
+                with contextlib.suppress(WorkerDied):
+                    worker.ask(finish, limit)
 
         busy = min(len(self.workers), len(requests))
         if not busy:

@@ -2,7 +2,8 @@
 
 The first answer says that the worker is ready. Every request is ``{"limit": seconds, "request":
 {...}}`` and every answer ``{"answer": {"verdict": ..., ...}}``. While a request is carried out the
-worker may say ``{"extend": seconds}``: what follows has that much time from now on.
+worker may say ``{"extend": seconds, "stage": name}``: what follows has that much time from now on.
+This module imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
-
-from ..build.model import last_line
 
 Handler = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -33,10 +32,10 @@ class Channel:
         self._stream.write(json.dumps(message) + "\n")
         self._stream.flush()
 
-    def extend(self, seconds: float) -> None:
-        """Give the request in hand this much time from now on."""
+    def extend(self, seconds: float, stage: str) -> None:
+        """Give the next stage of the request in hand this much time from now on."""
         _alarm(seconds)
-        self.send({"extend": seconds})
+        self.send({"extend": seconds, "stage": stage})
 
 
 def serve(make: Callable[[Channel], Handler]) -> None:
@@ -60,7 +59,8 @@ def serve(make: Callable[[Channel], Handler]) -> None:
         try:
             answer = handle(message["request"])
         except Exception as err:  # noqa: BLE001 - one candidate must never cost the others
-            answer = {"verdict": "error", "message": last_line(err)}
+            line = (str(err).strip().splitlines() or ["no message"])[-1]
+            answer = {"verdict": "error", "message": f"{type(err).__name__}: {line}"}
         signal.alarm(0)
         channel.send({"answer": answer})
         if answer.get("fatal"):

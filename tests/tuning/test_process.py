@@ -1,0 +1,173 @@
+"""Worker processes: answers in order, and what is lost when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tvm_fusion.errors import TuningError
+from tvm_fusion.tuning.process import Worker, WorkerDied, WorkerPool
+
+TOY = """
+import os, signal, subprocess, sys, time
+from tvm_fusion.tuning.serve import serve
+
+def make(channel):
+    def handle(request):
+        do = request["do"]
+        if do == "hang":
+            time.sleep(3600)
+        if do == "compile":  # a child that would go on for long
+            print(subprocess.Popen(["sleep", "3600"]).pid, file=open(request["file"], "w"))
+            time.sleep(3600)
+        if do == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if do == "exit":
+            print("out of luck", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(3)
+        if do == "raise":
+            raise KeyError("missing")
+        if do == "slow":
+            channel.extend(30, "second half")
+            time.sleep(1.5)
+        if do == "wait":
+            channel.extend(0.5, "waiting")
+            time.sleep(3600)
+        print("noise on standard output")
+        os.system("echo noise of a child")
+        return {"verdict": "done", "pid": os.getpid(), "number": request.get("number"),
+                "fatal": do == "last"}
+    return handle
+
+serve(make)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Makes workers of the module above."""
+    (tmp_path / "toy_worker.py").write_text(TOY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    made = []
+
+    def make() -> Worker:
+        made.append(Worker("toy_worker"))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.kill()
+
+
+def test_a_worker_lives_on(toy):
+    worker = toy()
+    first = worker.ask({"do": "work", "number": 1}, 30)
+    assert (first["verdict"], first["number"]) == ("done", 1)
+    assert worker.ask({"do": "work"}, 30)["pid"] == first["pid"] == worker.pid
+
+
+def test_an_unforeseen_error_costs_only_the_request(toy):
+    worker = toy()
+    pid = worker.ask({"do": "work"}, 30)["pid"]
+    assert worker.ask({"do": "raise"}, 30) == {"verdict": "error", "message": "KeyError: 'missing'"}
+    assert worker.ask({"do": "work"}, 30)["pid"] == pid
+
+
+@pytest.mark.parametrize(
+    ("do", "verdict", "message"),
+    [
+        ("crash", "crashed", "died of SIGSEGV"),
+        ("exit", "crashed", "ended with exit code 3 (out of luck)"),
+        ("hang", "timeout", "took more than 0.5 s"),
+    ],
+)
+def test_a_worker_that_dies_is_replaced(toy, do, verdict, message):
+    worker = toy()
+    pid = worker.ask({"do": "work"}, 30)["pid"]
+    with pytest.raises(WorkerDied) as info:
+        worker.ask({"do": do}, 0.5)
+    assert (info.value.verdict, str(info.value)) == (verdict, message)
+    again = worker.ask({"do": "work"}, 30)
+    assert again["verdict"] == "done" and again["pid"] != pid
+
+
+def test_a_last_answer_replaces_the_worker(toy):
+    worker = toy()
+    last = worker.ask({"do": "last"}, 30)
+    assert last["verdict"] == "done"
+    assert worker.ask({"do": "work"}, 30)["pid"] != last["pid"]
+
+
+def test_a_stage_has_a_time_of_its_own(toy):
+    worker = toy()
+    worker.start()
+    assert worker.ask({"do": "slow"}, 1.0)["verdict"] == "done"
+    with pytest.raises(WorkerDied) as info:
+        worker.ask({"do": "wait"}, 30)
+    assert (info.value.verdict, info.value.stage) == ("timeout", "waiting")
+
+
+def test_what_a_worker_started_ends_with_it(toy, tmp_path):
+    file = tmp_path / "pid"
+    with pytest.raises(WorkerDied):
+        toy().ask({"do": "compile", "file": str(file)}, 2)
+    pid = int(file.read_text())
+    for _ in range(100):
+        try:
+            # A child that nobody waits for is a zombie until init has seen it.
+            if open(f"/proc/{pid}/stat").read().split()[2] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the child lives on")
+
+
+def test_a_worker_that_cannot_start_is_an_error(tmp_path):
+    with pytest.raises(TuningError, match=r"cannot start: ended with exit code 1 .*no_such_module"):
+        Worker("no_such_module").ask({}, 5)
+
+
+def test_a_pool_keeps_the_order_and_loses_one_request_per_death(toy):
+    pool = WorkerPool([toy(), toy()])
+    what = ["work", "crash", "work", "hang", "work", "work", "raise", "work"]
+    answers = pool.map([{"do": do, "number": i} for i, do in enumerate(what)], 2)
+    wanted = {"work": "done", "crash": "crashed", "hang": "timeout", "raise": "error"}
+    assert [a["verdict"] for a in answers] == [wanted[do] for do in what]
+    assert [a["number"] for a in answers if a["verdict"] == "done"] == [0, 2, 4, 5, 7]
+    assert pool.map([], 1) == []
+
+
+def test_a_pool_holds_what_is_around_a_request(toy):
+    held = threading.Lock()
+    pool = WorkerPool([toy(), toy()], lambda number: held)
+    begin = time.monotonic()
+    for worker in pool.workers:
+        worker.start()
+    answers = pool.map([{"do": "hang"}] * 3, 0.4)
+    assert [a["verdict"] for a in answers] == ["timeout"] * 3
+    assert time.monotonic() - begin > 1.2  # one after another
+
+
+def test_a_pool_says_when_a_worker_has_nothing_left(toy):
+    pool = WorkerPool([toy()])
+    pool.map([{"do": "work"}], 30, finish={"do": "last"})
+    assert pool.workers[0].pid is None
+
+
+def test_ctrl_c_ends_the_workers(toy):
+    pool = WorkerPool([toy(), toy()])
+    for worker in pool.workers:
+        worker.start()
+    pids = [worker.pid for worker in pool.workers]
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.map([{"do": "hang"}] * 8, 60)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
