@@ -9,8 +9,10 @@ import pytest
 from tvm_fusion.compat import relax, tirx, tvm
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.groups import group_function, group_module
+from tvm_fusion.tuning.builder import Builder
 from tvm_fusion.tuning.kernels import kernel_digest
 from tvm_fusion.tuning.measure import KernelSource
+from tvm_fusion.tuning.reference import References
 
 
 def source_of(func: tirx.PrimFunc, target: str = "llvm") -> KernelSource:
@@ -37,7 +39,7 @@ def dense(target: str = "llvm", dtype: str = "float32", rows: int = 32) -> Kerne
     return kernel_of([(rows, 64), (64, 128), (128,)], dtype, make, target)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def kernels():
     """Makers of kernels."""
 
@@ -47,3 +49,17 @@ def kernels():
         dense = staticmethod(dense)
 
     return Kernels
+
+
+@pytest.fixture(scope="session")
+def builder():
+    """A builder that all tests share: importing TVM in a worker takes seconds."""
+    with Builder(workers=1) as builder:
+        yield builder
+
+
+@pytest.fixture(scope="session")
+def references():
+    """Reference outputs that all tests share."""
+    with References() as references:
+        yield references

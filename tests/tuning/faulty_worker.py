@@ -7,9 +7,9 @@ import signal
 import time
 
 from tvm_fusion.schedules import ScheduleTemplate, register, templates
-from tvm_fusion.targets import parse_target
 
 from tvm_fusion.compat import s_tir
+from tvm_fusion.targets import parse_target
 from tvm_fusion.tuning.build_worker import make_handler
 from tvm_fusion.tuning.serve import serve
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from ..compat import Target, structural_equal, structural_hash, tirx, tvm
+from ..compat import Target, s_tir, structural_equal, structural_hash, tirx, tvm
 from ..errors import CompilerError, LoweringError
 from ..graph.relax import from_relax
 from ..guards import Resources
@@ -170,8 +170,10 @@ class KernelCompiler:
 
 
 def dynamic_shared_bytes(func: tirx.PrimFunc) -> int:
-    """Bytes of shared memory that a scheduled function's kernel gets at launch."""
+    """Bytes of shared memory that a scheduled function's kernel gets at launch, or at most gets where it has blocks."""
     buffers = [alloc.buffer for alloc in nodes_of(func.body, tirx.AllocBuffer)]
+    for block in nodes_of(func.body, s_tir.SBlock):
+        buffers += block.alloc_buffers
     return sum(
         math.prod(int(extent) for extent in buffer.shape) * dtype_bytes(str(buffer.dtype))
         for buffer in buffers

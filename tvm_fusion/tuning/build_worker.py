@@ -152,7 +152,7 @@ def _build_for_gpu(
     shared = max((k.shared_bytes for k in kernels), default=0) + dynamic
     taken = {"registers": registers, "spill_bytes": spills, "shared_bytes": shared}
     if spills:
-        message = f"{spills} bytes of {registers} registers a thread are kept in memory"
+        message = f"a thread spills {spills} bytes beside its {registers} registers"
         return BuildFailure("spills", message, **taken)
     if shared > most:
         return dataclasses.replace(_too_much_shared(shared, most), **taken)
