@@ -8,6 +8,7 @@ import pytest
 
 from tvm_fusion.guards import Resources
 from tvm_fusion.planner.assemble import proposals_of
+from tvm_fusion.planner.candidates import Timing
 from tvm_fusion.strategies.base import depth_of
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.plans import DEVICE, graph_of, planned, solved
@@ -151,12 +152,12 @@ def test_a_kernel_that_cannot_be_built():
 
 def square(proposals):
     """A kernel of n operators takes n² µs: never faster than its operators, unless it is one."""
-    return [float(len(p.operators) ** 2) for p in proposals]
+    return [Timing(float(len(p.operators) ** 2)) for p in proposals]
 
 
 def test_measured_times_are_in_the_plan():
     def measure(proposals):
-        return [7.0 if len(p.operators) > 1 else 5.0 for p in proposals]
+        return [Timing(7.0 if len(p.operators) > 1 else 5.0) for p in proposals]
 
     (group,) = planned(chain(), measure=measure).groups
     assert (group.measured_us_before, group.measured_us_after) == (15.0, 7.0)
@@ -179,7 +180,7 @@ def test_a_measured_refusal_has_both_times():
     assert {r.reason for r in plan.rejected} == {"slower_measured"}
     by_nodes = {r.nodes: r.numbers for r in plan.rejected}
     # the largest group that covers each edge: three operators take 9 µs against 1 + 1 + 1
-    numbers = {"measured_us_before": 3.0, "measured_us_after": 9.0}
+    numbers = {"measured_us_before": 3.0, "measured_us_after": 9.0, "noise_us": 0.0}
     assert by_nodes == {("conv", "bias"): numbers, ("bias", "relu"): numbers}
 
 
@@ -187,7 +188,7 @@ def test_depth_follows_the_measured_time():
     """A chain of which two operators are faster together and three are not."""
 
     def measure(proposals):
-        return [{1: 10.0, 2: 12.0, 3: 31.0}[len(p.operators)] for p in proposals]
+        return [Timing({1: 10.0, 2: 12.0, 3: 31.0}[len(p.operators)]) for p in proposals]
 
     plan = planned(chain(), measure=measure)
     assert [len(g.nodes) for g in plan.groups] == [2]
@@ -196,10 +197,37 @@ def test_depth_follows_the_measured_time():
 
 def test_a_group_that_is_better_measured_than_predicted_is_kept():
     def measure(proposals):
-        return [1.0 if len(p.members) > 1 else 50.0 for p in proposals]
+        return [Timing(1.0 if len(p.members) > 1 else 50.0) for p in proposals]
 
     (group,) = planned(mixed_convs([16] * 4), measure=measure).groups
     assert group.members == 4 and group.measured_us_after == 1.0
+
+
+@pytest.mark.parametrize(("noise", "groups"), [(0.5, 1), (1.5, 0)])
+def test_a_saving_within_the_noise_is_none(noise, groups):
+    """Three operators take 11.1 µs one by one, 10 together, and two together are slow."""
+
+    def measure(proposals):
+        times = {1: Timing(3.7), 2: Timing(99.0), 3: Timing(10.0, noise)}
+        return [times[len(p.operators)] for p in proposals]
+
+    plan = planned(chain(), measure=measure)
+    assert len(plan.groups) == groups
+    noises = {r.numbers["noise_us"] for r in plan.rejected}
+    assert (1.5 in noises) == (not groups)
+
+
+def test_what_is_recalled_counts_before_anything_is_chosen():
+    """Two operators together are known to be fast: the model alone would take all three."""
+
+    def recall(proposals):
+        times = {1: Timing(10.0), 2: Timing(1.0), 3: Timing(29.0)}
+        return [times[len(p.operators)] for p in proposals]
+
+    (model,) = planned(chain()).groups
+    (known,) = planned(chain(), recall=recall).groups
+    assert (len(model.nodes), len(known.nodes)) == (3, 2)
+    assert known.measured_us_after == 1.0
 
 
 def test_an_unknown_time_is_no_refusal():
@@ -214,7 +242,7 @@ def test_what_the_compiler_refuses_is_not_measured():
 
     def measure(proposals):
         measured.extend(p for p in proposals if len(p.operators) > 1)
-        return [1.0 for _ in proposals]
+        return [Timing(1.0) for _ in proposals]
 
     compiler = Compiler(lambda p: SPILL if len(p.operators) > 2 else GOOD)
     planned(chain(), compiler=compiler, measure=measure)
@@ -227,7 +255,7 @@ def test_both_callbacks_are_deterministic():
         return planned(
             mixed_convs([16, 64, 32, 8, 16]),
             compiler=compiler,
-            measure=lambda ps: [float(len(p.operators) ** 0.5) for p in ps],
+            measure=lambda ps: [Timing(len(p.operators) ** 0.5) for p in ps],
         )
 
     assert again() == again()

@@ -34,6 +34,7 @@ def make_plan(
     excluded: Iterable[tuple[str, ...]] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
+    recall: Measure | None = None,
 ) -> Plan:
     """Plan a graph and describe the outcome.
 
@@ -53,10 +54,12 @@ def make_plan(
         Groups that stand already, by id.
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
-    compiler, measure : callable, optional
+    compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
-    solution = solve(graph, device, config, existing, excluded, compiler=compiler, measure=measure)
+    solution = solve(
+        graph, device, config, existing, excluded, compiler=compiler, measure=measure, recall=recall
+    )
     return describe(graph, device, target, solution, model)
 
 

@@ -22,8 +22,25 @@ _SPECIFIC = ("compound", "horizontal", "cross", "vertical")
 #: Compares a candidate with others: a refusal if the best plan of those inside it is as good.
 Compare = Callable[["Candidate", Sequence["Candidate"]], Verdict | None]
 
-#: Measures kernels: the microseconds of each proposal as one kernel, None where unknown.
-Measure = Callable[[Sequence[Proposal]], Sequence[float | None]]
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """A measured time.
+
+    Attributes
+    ----------
+    microseconds : float
+        The time.
+    noise : float
+        Microseconds by which another measurement may differ.
+    """
+
+    microseconds: float
+    noise: float = 0.0
+
+
+#: Measures kernels: the time of each proposal as one kernel, None where unknown.
+Measure = Callable[[Sequence[Proposal]], Sequence[Timing | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +59,8 @@ class Candidate:
         What the compiler says of the kernel, once it was asked.
     measured_before, measured_after : float or None
         Measured microseconds.
+    noise : float
+        Microseconds by which a saving must exceed others to be believed.
     """
 
     proposal: Proposal
@@ -51,12 +70,13 @@ class Candidate:
     resources: Resources | None = None
     measured_before: float | None = None
     measured_after: float | None = None
+    noise: float = 0.0
 
     @property
     def saving(self) -> float:
         """Microseconds saved against one kernel per operator: measured where known, else predicted."""
         if self.measured_before is not None and self.measured_after is not None:
-            return self.measured_before - self.measured_after
+            return self.measured_before - self.measured_after - self.noise
         return self.before.microseconds - self.after.microseconds
 
     @property

@@ -8,6 +8,7 @@ estimates, and the choice is made again until it rests on what is known.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from ..config import FusionConfig
@@ -72,6 +73,7 @@ def solve(
     *,
     compiler: Compiler | None = None,
     measure: Measure | None = None,
+    recall: Measure | None = None,
 ) -> Solution:
     """Plan a graph.
 
@@ -92,6 +94,8 @@ def solve(
         Builds chosen kernels and says what they take.
     measure : callable, optional
         Times chosen kernels.
+    recall : callable, optional
+        Says what is known of times without measuring; asked about every candidate.
     """
     existing = existing or {}
     preset = family_of(graph) if config.preset == "auto" else config.preset
@@ -105,6 +109,8 @@ def solve(
         return no_better(graph, candidate, parts, "parts_better")
 
     considered = propose(graph, device, config, existing, slower, beaten)
+    if recall is not None:
+        considered = [_timed(graph, c, recall) if c.verdict.accepted else c for c in considered]
     kept = {p.operators for p in existing.values()}
     barred = set(excluded)
     asked: set[tuple] = set()
@@ -305,13 +311,21 @@ def _timed(graph: DataflowGraph, candidate: Candidate, measure: Measure) -> Cand
     working = (graph.by_name[name] for name in candidate.operators)
     alone = [Proposal("vertical", (o.name,), (), ((o.name,),)) for o in working if o.does_work]
     after, *before = measure([candidate.proposal, *alone])
-    if after is None or any(b is None for b in before):
+    if after is None or None in before:
         return candidate
-    total = sum(b for b in before if b is not None)
-    timed = dataclasses.replace(candidate, measured_before=total, measured_after=after)
-    if total > after:
+    total = sum(b.microseconds for b in before)
+    # Independent errors add up by their squares.
+    noise = math.hypot(after.noise, *(b.noise for b in before))
+    timed = dataclasses.replace(
+        candidate, measured_before=total, measured_after=after.microseconds, noise=noise
+    )
+    if total > after.microseconds + noise:
         return timed
-    numbers = {"measured_us_before": round(total, 3), "measured_us_after": round(after, 3)}
+    numbers = {
+        "measured_us_before": round(total, 3),
+        "measured_us_after": round(after.microseconds, 3),
+        "noise_us": round(noise, 3),
+    }
     detail = "one kernel was measured no faster than its parts"
     verdict = Verdict("unprofitable", "slower_measured", numbers, detail)
     return dataclasses.replace(timed, verdict=verdict)

@@ -36,6 +36,7 @@ def planned(
     *,
     compiler: Any = None,
     measure: Any = None,
+    recall: Any = None,
     existing: Mapping[str, Proposal] | None = None,
     **options: Any,
 ) -> Plan:
@@ -44,7 +45,7 @@ def planned(
     target = TargetInfo(spec.kind, spec.arch if spec.kind == "cuda" else None, spec.name)
     return make_plan(
         graph_of(mod), spec, target, FusionConfig(**options), existing=existing, compiler=compiler,
-        measure=measure,
+        measure=measure, recall=recall,
     )  # fmt: skip
 
 

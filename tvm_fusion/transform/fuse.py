@@ -31,6 +31,7 @@ def plan_module(
     excluded: Iterable[tuple[str, ...]] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
+    recall: Measure | None = None,
 ) -> Plan:
     """Plan a canonical module, respecting groups that it already has.
 
@@ -46,7 +47,7 @@ def plan_module(
         Name shown in reports.
     excluded : iterable of tuple of str
         Operator sets that must not be grouped.
-    compiler, measure : callable, optional
+    compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
     resolved = parse_target(target)
@@ -58,7 +59,7 @@ def plan_module(
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
     return make_plan(
         found.graph, device, info, config, model=model, existing=existing, excluded=excluded,
-        compiler=compiler, measure=measure,
+        compiler=compiler, measure=measure, recall=recall,
     )  # fmt: skip
 
 
