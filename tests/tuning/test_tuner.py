@@ -1,0 +1,184 @@
+"""Tuning of kernels with a compiler and a clock that are not there."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import pytest
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
+from tvm import te
+
+from tvm_fusion.errors import DatabaseError
+from tvm_fusion.targets import parse_target, with_variant
+from tvm_fusion.tuning.measure import RunResult
+from tvm_fusion.tuning.tuner import Budget, Device, Tuner
+from tvm_fusion.tuning.work_dir import WorkDir
+
+TARGET = with_variant(parse_target("cuda:sm_90"))
+
+
+def product(rows=256, columns=256, depth=256):
+    """A matrix product in float16."""
+    x, y = te.placeholder((rows, depth), "float16"), te.placeholder((depth, columns), "float16")
+    k = te.reduce_axis((0, depth))
+    cast = [lambda i, k: x[i, k].astype("float32"), lambda k, j: y[k, j].astype("float32")]
+    z = te.compute((rows, columns), lambda i, j: te.sum(cast[0](i, k) * cast[1](k, j), axis=k))
+    return te.create_prim_func([x, y, z])
+
+
+def time_of(kernel, template, decision):
+    """10 to 20 µs, without any structure, but the best are tiles of 64 columns."""
+    chance = zlib.crc32(repr((template, sorted(decision.items()))).encode()) / 2**32
+    return 10 + 10 * chance - 4 * (decision.get("tile.columns") == 64)
+
+
+def tuner(folder, runner, builder=None, **options):
+    """A tuner that keeps its trials in a folder."""
+    records = WorkDir(folder).open("sm_90", "float16")
+    parts = builder or FakeBuilder(), FakeReferences(), runner
+    return Tuner(TARGET, *parts, records, Device("GPU 0", "1.0"), **options)
+
+
+def test_the_budget_is_kept_and_the_best_is_found(tmp_path):
+    runner = FakeRunner(time_of)
+    found = tuner(tmp_path, runner)
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    found.run(Budget(64))
+    assert found.trials == len(runner.ran) == len(set(runner.ran)) == 64
+    assert kernel.best_us < 8 < kernel.default_us
+    best = found.best(kernel)
+    assert math.isclose(best.microseconds, kernel.best_us)
+    assert time_of("", best.template, dict(best.decision)) == best.microseconds
+
+
+def test_what_was_tried_is_not_tried_again(tmp_path):
+    runner = FakeRunner(time_of, stop=30)
+    first = tuner(tmp_path, runner)
+    first.add(product(), ["matmul"]).progress.weight = 1
+    with pytest.raises(KeyboardInterrupt):
+        first.run(Budget(64))
+    known = len(WorkDir(tmp_path).open("sm_90", "float16"))
+    assert 0 < known <= 30
+    at_the_kill = first.kernels.popitem()[1].best_us
+    more = FakeRunner(time_of)
+    second = tuner(tmp_path, more)
+    kernel = second.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    assert kernel.best_us <= at_the_kill and kernel.trials == known
+    second.run(Budget(64))
+    recorded = {r for r in runner.ran[:known]}
+    assert not recorded & set(more.ran)
+    assert second.trials == 64 and len(more.ran) == 64 - known
+    assert kernel.best_us <= at_the_kill
+
+
+def test_trials_of_another_device_are_not_used(tmp_path):
+    first = tuner(tmp_path, FakeRunner(time_of))
+    first.add(product(), ["matmul"]).progress.weight = 1
+    first.run(Budget(16))
+    second = tuner(tmp_path, FakeRunner(time_of))
+    second.device = Device("GPU 1", "1.0")
+    assert second.add(product(), ["matmul"]).trials == 0
+
+
+def test_equal_kernels_are_tuned_once(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    assert found.add(product(), ["matmul"]) is found.add(product(), ["matmul"])
+    assert found.add(product(128), ["matmul"]) is not found.add(product(), ["matmul"])
+
+
+def test_identical_code_is_measured_once(tmp_path):
+    class Same(FakeBuilder):
+        @staticmethod
+        def made(request):
+            made = FakeBuilder.made(request)
+            return type(made)(made.artifact, "same", 32, 0, 0)
+
+    runner = FakeRunner(time_of)
+    found = tuner(tmp_path, runner, Same())
+    found.add(product(), ["matmul"]).progress.weight = 1
+    found.run(Budget(20))
+    assert len(runner.ran) == 1 and found.trials == 20
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "crashed", "timeout", "error"])
+def test_what_fails_costs_one_trial_and_never_wins(tmp_path, verdict):
+    def time(kernel, template, decision):
+        found = time_of(kernel, template, decision)
+        return RunResult(verdict, (), "why") if found < 9 else ok(found)
+
+    found = tuner(tmp_path, FakeRunner(time))
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    found.run(Budget(48))
+    assert found.trials == 48 and kernel.best_us >= 9
+    failed = [t for t in found.records.trials(kernel.digest) if t.verdict == verdict]
+    assert failed and all(t.message == "why" for t in failed)
+
+
+def test_what_spills_is_not_run(tmp_path):
+    def fails(request):
+        return spills(request) if dict(request.decision).get("tile.columns") == 64 else None
+
+    runner = FakeRunner(time_of)
+    found = tuner(tmp_path, runner, FakeBuilder(fails))
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    found.run(Budget(48))
+    assert not any('"tile.columns": 64' in ran for ran in runner.ran)
+    assert {t.spill_bytes for t in found.records.trials(kernel.digest)} == {0, 8}
+
+
+def test_trials_go_where_they_pay(tmp_path):
+    """One kernel is called ten times, one is near its floor, one is not called."""
+    found = tuner(tmp_path, FakeRunner(time_of))
+    often, done, never = (
+        found.add(product(n), ["matmul"], f) for n, f in ((64, 0), (128, 99), (32, 0))
+    )
+    often.progress.weight, done.progress.weight = 10, 1
+    found.run(Budget(100))
+    assert done.trials <= 16 < often.trials and never.trials == 0
+
+
+def test_work_that_was_lost_is_done_again(tmp_path):
+    lost = iter([True] * 5)
+
+    def time(kernel, template, decision):
+        return RunResult("lost") if next(lost, False) else time_of(kernel, template, decision)
+
+    found = tuner(tmp_path, FakeRunner(time))
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    found.run(Budget(32))
+    assert found.trials == len(found.records.trials(kernel.digest)) == 32
+
+
+def test_a_full_disk_stops_nothing(tmp_path, monkeypatch):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+
+    def full(*_):
+        raise DatabaseError("no space left on the device")
+
+    monkeypatch.setattr(found.records._journal, "append", full)
+    found.run(Budget(24))
+    assert "no space" in found.disk_problem
+    assert len(found.records.trials(kernel.digest)) == found.trials == 24
+    monkeypatch.undo()
+    found.run(Budget(40))
+    assert not found.disk_problem
+    assert len(WorkDir(tmp_path).open("sm_90", "float16")) == found.trials
+
+
+def test_the_same_run_twice_is_the_same(tmp_path):
+    ran = []
+    for name in "ab":
+        runner = FakeRunner(time_of)
+        found = tuner(tmp_path / name, runner)
+        found.add(product(), ["matmul"]).progress.weight = 1
+        found.run(Budget(48))
+        ran.append(runner.ran)
+    assert ran[0] == ran[1]

@@ -1,0 +1,69 @@
+"""Stand-ins for what compiles and measures candidates: deterministic, and they note what they were asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..tuning.measure import BuildFailure, Built, Inputs, RunResult
+
+
+class FakeBuilder:
+    """Compiles nothing; ``fails`` may refuse a request."""
+
+    def __init__(self, fails: Callable = lambda request: None):
+        self.fails, self.requests = fails, []
+
+    def build(self, requests):
+        """Answer each request."""
+        self.requests += requests
+        return [self.fails(request) or self.made(request) for request in requests]
+
+    @staticmethod
+    def made(request):
+        """A compiled candidate whose file's name says what it is."""
+        what = [request.source.kernel, request.template, dict(request.decision)]
+        code = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        return Built(Path(json.dumps(what)), code, 32, 0, 0)
+
+
+class FakeReferences:
+    """Knows no inputs."""
+
+    def make(self, sources):
+        """Answer for each source."""
+        return [Inputs(0, False, (), (), (), (), ()) for _ in sources]
+
+
+class FakeRunner:
+    """Takes times from a function of kernel, template and decision; ``stop`` interrupts it."""
+
+    def __init__(self, time: Callable, stop: int | None = None):
+        self.time, self.stop, self.ran = time, stop, []
+
+    def run(self, requests):
+        """Answer each request."""
+        results = []
+        for request in requests:
+            if self.stop is not None and len(self.ran) >= self.stop:
+                raise KeyboardInterrupt
+            what = json.loads(str(request.built.artifact))
+            self.ran.append(json.dumps(what))
+            found = self.time(*what)
+            results.append(found if isinstance(found, RunResult) else ok(found))
+        return results
+
+    def close(self):
+        """Nothing to close."""
+
+
+def ok(microseconds: float) -> RunResult:
+    """A right result."""
+    return RunResult("ok", (microseconds * 0.999, microseconds, microseconds * 1.001))
+
+
+def spills(request) -> BuildFailure:
+    """A refusal by the compiler."""
+    return BuildFailure("spills", "8 bytes are spilled", 255, 8, 0)

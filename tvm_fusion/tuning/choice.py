@@ -1,0 +1,130 @@
+"""The fusion depth by measured time: the planner chooses again with what the clock says.
+
+Nothing here measures: the times come from a callable, so a choice is a pure function of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from ..build.resources import KernelCompiler
+from ..compat import tirx
+from ..devices import DeviceSpec
+from ..graph.dataflow import DataflowGraph
+from ..planner.candidates import Timing
+from ..strategies.base import Proposal
+from .candidates import floor_microseconds
+from .trials import Trial
+from .tuner import TunedKernel, Tuner
+
+#: Smallest noise of a time (relative): clocks of a GPU drift by this much between two measurements.
+LEAST_NOISE = 0.01
+
+#: From median absolute deviation to standard deviation, of normally distributed samples.
+_DEVIATION = 1.4826
+
+
+class Times:
+    """Times of proposals, from the kernels that were tuned for them.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        The model.
+    device : DeviceSpec
+        Where it will run.
+    compiler : KernelCompiler
+        Lowers proposals.
+    tuner : Tuner
+        Has the kernels.
+    measure : callable
+        Measures kernels of which nothing is known.
+
+    Attributes
+    ----------
+    failed : set of tuple of str
+        Operators of proposals that cannot be one right kernel.
+    """
+
+    def __init__(
+        self,
+        graph: DataflowGraph,
+        device: DeviceSpec,
+        compiler: KernelCompiler,
+        tuner: Tuner,
+        measure: Callable[[Iterable[TunedKernel]], None],
+    ) -> None:
+        self._graph, self._device = graph, device
+        self._compiler, self._tuner, self._measure = compiler, tuner, measure
+        self._kernels: dict[tuple, TunedKernel | None] = {}
+        self.failed: set[tuple[str, ...]] = set()
+
+    def kernels_of(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
+        """The kernel of each proposal (disjoint or not), None where it is no kernel."""
+        new = {_key(p): p for p in proposals if _key(p) not in self._kernels}
+        for batch in _lowered_together(self._graph, list(new.values())):
+            for proposal, func in zip(batch, self._compiler.lower(batch), strict=True):
+                self._kernels[_key(proposal)] = self._add(proposal, func)
+        return [self._kernels[_key(p)] for p in proposals]
+
+    def _add(self, proposal: Proposal, func: object) -> TunedKernel | None:
+        if not isinstance(func, tirx.PrimFunc):
+            self.failed.add(proposal.operators)
+            return None
+        floor = floor_microseconds(self._graph, proposal, self._device)
+        kinds = [self._graph.by_name[name].op for name in proposal.operators]
+        return self._tuner.add(func, kinds, floor)
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
+        """Times of proposals; measures those that nothing is known of."""
+        kernels = self.kernels_of(proposals)
+        self._measure({k.digest: k for k in kernels if k is not None}.values())
+        return self._times(proposals, kernels)
+
+    def recall(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
+        """Times of proposals as far as they are known."""
+        return self._times(proposals, [self._kernels.get(_key(p)) for p in proposals])
+
+    def _times(
+        self, proposals: Sequence[Proposal], kernels: Sequence[TunedKernel | None]
+    ) -> list[Timing | None]:
+        found: list[Timing | None] = []
+        for proposal, kernel in zip(proposals, kernels, strict=True):
+            best = self._tuner.best(kernel) if kernel is not None else None
+            if kernel is not None and best is None and kernel.progress.best:
+                self.failed.add(proposal.operators)  # whatever was tried fails or is wrong
+            found.append(timing_of(best) if best is not None else None)
+        return found
+
+
+def timing_of(trial: Trial) -> Timing:
+    """Median of a trial's samples, and how far another measurement may be from it."""
+    middle = trial.microseconds
+    spread = statistics.median(abs(s - middle) for s in trial.samples_us)
+    # The standard error of a median is about 1.25 times that of a mean.
+    error = 1.25 * _DEVIATION * spread / math.sqrt(len(trial.samples_us))
+    return Timing(middle, max(error, LEAST_NOISE * middle))
+
+
+def _key(proposal: Proposal) -> tuple:
+    return proposal.operators, proposal.options
+
+
+def _lowered_together(graph: DataflowGraph, proposals: Sequence[Proposal]) -> list[list[Proposal]]:
+    """Divide proposals into sets that are disjoint and jointly acyclic."""
+    batches: list[tuple[set[str], list[Proposal]]] = []
+    for proposal in proposals:
+        for taken, batch in batches:
+            if taken.isdisjoint(proposal.operators) and (
+                len(proposal.operators) == 1
+                or graph.is_jointly_acyclic([p.operators for p in [*batch, proposal]])
+            ):
+                break
+        else:
+            taken, batch = set(), []
+            batches.append((taken, batch))
+        taken.update(proposal.operators)
+        batch.append(proposal)
+    return [batch for _, batch in batches]

@@ -1,0 +1,163 @@
+"""One tuning run of one model: explore, measure, choose, and measure on where it pays."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable
+
+from ..build.resources import KernelCompiler
+from ..compat import Target, tvm
+from ..config import FusionConfig
+from ..devices import device_for
+from ..errors import TuningError
+from ..pipeline import before_lowering
+from ..planner.assemble import proposals_of
+from ..planner.plan import Plan
+from ..strategies.base import Proposal
+from ..transform.fuse import graph_of, plan_module
+from .candidates import Variation, explore, single
+from .choice import Times
+from .tuner import Budget, TunedKernel, Tuner
+
+#: Weight of kernels that the plan of the moment does not call, against those that it does.
+_OTHERS = 0.25
+
+#: Parts in which the trials are spent; after each the plan is made again.
+_PARTS = 4
+
+#: Plans made again because a group failed.
+_AGAIN = 8
+
+
+class Session:
+    """Tunes a model.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module.
+    target : Target
+        Complete target.
+    config : FusionConfig
+        Strategies and limits.
+    tuner : Tuner
+        Tunes kernels for that target.
+    budget : Budget
+        Trials and time of the whole run.
+    name : str
+        Name of the model in the plan.
+
+    Attributes
+    ----------
+    variations : list of Variation
+        What was explored.
+    times : Times
+        Times of groups.
+    plan : Plan or None
+        The plan of the moment.
+    """
+
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        target: Target,
+        config: FusionConfig,
+        tuner: Tuner,
+        budget: Budget,
+        name: str = "model",
+    ) -> None:
+        with target:
+            self.mod = tvm.transform.Sequential(before_lowering())(mod)
+        self.target, self.config, self.tuner, self.budget = target, config, tuner, budget
+        self._name = name
+        self.graph = graph_of(self.mod)
+        self._device = device_for(target)
+        self._compiler = KernelCompiler(self.mod, target)
+        self.times = Times(self.graph, self._device, self._compiler, tuner, self._measure)
+        self.variations: list[Variation] = []
+        self.plan: Plan | None = None
+
+    def run(self) -> Plan:
+        """Tune within the budget and return the best plan; every group and operator was measured."""
+        self.variations = explore(self.graph, self._device, self.config)
+        proposals = [p for variation in self.variations for p in variation.proposals]
+        kernels = self.times.kernels_of([*self._singles(), *proposals])
+        self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
+        self._choose()
+        part = max(16, (self.budget.trials - self.tuner.trials) // _PARTS)
+        while not self.budget.is_over and self.tuner.trials < self.budget.trials:
+            before = self.tuner.trials
+            self.tuner.run(self._slice(part))
+            if self.tuner.trials == before:
+                break  # nothing pays any more
+            self._choose()
+        return self._choose()
+
+    def recall(self) -> Plan:
+        """Return the plan that follows from the records alone.
+
+        Raises
+        ------
+        TuningError
+            If a kernel of it was never measured.
+        """
+        self.variations = explore(self.graph, self._device, self.config)
+        proposals = [p for variation in self.variations for p in variation.proposals]
+        self.times.kernels_of([*self._singles(), *proposals])
+        plan = self._choose()
+        missing = [k for k, _ in self._calls(plan) if self.tuner.best(k) is None]
+        if missing:
+            names = "; ".join(" + ".join(kernel.operators) for kernel in missing[:3])
+            raise TuningError(
+                f"{len(missing)} kernels were never measured ({names}); tune without require_cached"
+            )
+        return plan
+
+    def _slice(self, trials: int) -> Budget:
+        """So many trials, within what is left of the time."""
+        left = self.budget.seconds - (time.monotonic() - self.budget.started)
+        return Budget(min(self.budget.trials, self.tuner.trials + trials), left)
+
+    def _singles(self) -> list[Proposal]:
+        return [single(operator.name) for operator in self.graph.operators if operator.does_work]
+
+    def _measure(self, kernels: Iterable[TunedKernel]) -> None:
+        """Measure what the planner asks about and nothing is known of; that much is always allowed."""
+        new = [k for k in kernels if not k.progress.best]
+        if new:
+            most = max(self.budget.trials, self.tuner.trials + len(new))
+            self.tuner.measure_first(new, self._slice_to(most))
+
+    def _slice_to(self, trials: int) -> Budget:
+        return dataclasses.replace(self.budget, trials=trials)
+
+    def _choose(self) -> Plan:
+        """Plan with what is known, and weigh the kernels by it."""
+        for _ in range(_AGAIN):
+            failed = set(self.times.failed)
+            plan = plan_module(
+                self.mod, self.target, self.config, model=self._name, excluded=failed,
+                compiler=self._compiler, measure=self.times, recall=self.times.recall,
+            )  # fmt: skip
+            if failed == self.times.failed:
+                break
+        self.plan = plan
+        for kernel in self.tuner.kernels.values():
+            kernel.progress.weight = 0.0
+        for variation in self.variations:
+            for kernel in filter(None, self.times.kernels_of(variation.proposals)):
+                kernel.progress.weight += _OTHERS
+        for kernel, calls in self._calls(plan):
+            kernel.progress.weight = max(kernel.progress.weight, float(calls))
+        return plan
+
+    def _calls(self, plan: Plan) -> list[tuple[TunedKernel, int]]:
+        """The kernels that a plan calls, and how often."""
+        groups = proposals_of(plan, self.graph)
+        grouped = {name for group in groups for name in group.operators}
+        rest = [p for p in self._singles() if p.operators[0] not in grouped]
+        kernels = self.times.kernels_of([*groups, *rest])
+        counts = collections.Counter(k.digest for k in kernels if k is not None)
+        return [(self.tuner.kernels[digest], n) for digest, n in counts.items()]

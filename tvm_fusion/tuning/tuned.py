@@ -1,0 +1,62 @@
+"""What was tuned, for compilation: from a function to the template and the decision that measured best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..compat import Target, tirx, tvm
+from ..schedules.decisions import Decision
+from ..schedules.registry import Lookup
+from .kernels import kernel_digest
+from .shipped import shipped_trials
+from .trials import Trial, TrialSet
+from .work_dir import WorkDir, dtype_policy, record_arch
+
+
+def lookup_in(records: Sequence[TrialSet]) -> Lookup:
+    """A look-up of the fastest right trial; earlier records go before later ones.
+
+    Parameters
+    ----------
+    records : sequence of TrialSet
+        Trials for the target that will be compiled for.
+    """
+    known: dict[str, Trial | None] = {}
+
+    def find(func: tirx.PrimFunc, target: Target) -> tuple[str, Decision] | None:
+        digest = kernel_digest(func)
+        if digest not in known:
+            found = (trials.best(digest) for trials in records)
+            known[digest] = next((best for best in found if best is not None), None)
+        best = known[digest]
+        return (best.template, best.decision) if best is not None else None
+
+    return find
+
+
+def tuned_records(mod: tvm.IRModule, target: Target, work_dir: str | None = None) -> list[TrialSet]:
+    """Records for a model: those of a work dir, then those that ship with the package.
+
+    Raises
+    ------
+    DatabaseError
+        If the work dir holds no records of this target and these dtypes.
+    """
+    arch = record_arch(target.attrs)
+    found: list[TrialSet] = []
+    if work_dir is not None:
+        found.append(WorkDir(work_dir).open(arch, policy_of(mod)))
+    return [*found, shipped_trials(arch, tvm.__version__)]
+
+
+def policy_of(mod: tvm.IRModule) -> str:
+    """The dtypes in which a model computes, as they name a folder of records."""
+    return dtype_policy(_dtypes(mod))
+
+
+def _dtypes(mod: tvm.IRModule) -> set[str]:
+    found: set[str] = set()
+    for binding in mod["main"].body.blocks[0].bindings:
+        ty = binding.var.ty
+        found.update(str(f.dtype) for f in getattr(ty, "fields", [ty]) if hasattr(f, "dtype"))
+    return found

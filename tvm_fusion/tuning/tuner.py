@@ -1,0 +1,347 @@
+"""Tunes kernels: proposes candidates, has them built and measured, keeps what came of them.
+
+While one kernel's candidates are measured, another's are built.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from ..compat import Target, ir, tirx, tvm
+from ..errors import DatabaseError
+from .allocation import Progress, next_kernel
+from .cost_model import Candidate, CostModel
+from .kernels import bare, kernel_digest
+from .measure import (
+    BuildFailure,
+    BuildRequest,
+    Built,
+    Inputs,
+    KernelSource,
+    Runner,
+    RunRequest,
+    RunResult,
+)
+from .search import KernelSearch
+from .trials import Trial
+from .work_dir import Records
+
+#: Candidates of a batch, and of a kernel's first one.
+BATCH, FIRST = 16, 8
+
+
+class BuildsCandidates(Protocol):
+    """Compiles candidates, such as `builder.Builder`."""
+
+    def build(self, requests: Sequence[BuildRequest]) -> list[Built | BuildFailure]:
+        """Build them, in order."""
+
+
+class MakesReferences(Protocol):
+    """Makes inputs and reference results, such as `reference.References`."""
+
+    def make(self, sources: Sequence[KernelSource]) -> list[Inputs | str]:
+        """Make them, in order; a message where there are none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Where candidates are measured: its name, and its driver's version."""
+
+    name: str = ""
+    driver: str = ""
+
+
+class TunedKernel:
+    """One kernel that is tuned.
+
+    Attributes
+    ----------
+    digest : str
+        Its name in records.
+    operators : tuple of str
+        What it computes, for people.
+    progress : Progress
+        How far it is.
+    trials : int
+        Candidates that were tried, now or before.
+    problem : str
+        Why it cannot be tuned, if so.
+    default_us : float
+        Time of what would be compiled without tuning.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, target: Target, operators: Sequence[str], model: CostModel,
+        batch: int, floor_us: float,
+    ) -> None:  # fmt: skip
+        self.digest = kernel_digest(func)
+        self.operators = tuple(operators)
+        self.source = KernelSource(
+            self.digest, ir.save_json(tvm.IRModule({"main": bare(func)})), str(target)
+        )
+        self.search = KernelSearch(func, target, model, batch, seed=int(self.digest[:8], 16))
+        self.progress = Progress(0.0, floor_us)
+        self.trials = 0
+        self.problem = "" if self.search.spaces else "no template takes it"
+        self.default_us = math.inf
+        self.waiting = self.search.first(FIRST)
+        self.codes: dict[str, RunResult] = {}
+
+    @property
+    def best_us(self) -> float:
+        """Best time so far; infinite while there is none."""
+        return min(self.progress.best, default=math.inf)
+
+
+@dataclasses.dataclass
+class Budget:
+    """When to stop.
+
+    Attributes
+    ----------
+    trials : int
+        Candidates in all; those in the records count.
+    seconds : float
+        From now on.
+    """
+
+    trials: int
+    seconds: float = math.inf
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() - self.started >= self.seconds
+
+
+#: Kernels with their candidates, and what was made of them.
+_Work = list[tuple[TunedKernel, list[Candidate]]]
+_Made = list[tuple["Inputs | str", list["Built | BuildFailure"]]]
+
+
+class Tuner:
+    """Tunes any number of kernels for one target.
+
+    Parameters
+    ----------
+    target : Target
+        Complete target, with its variant.
+    builder, references, runner : BuildsCandidates, MakesReferences, Runner
+        What compiles, checks and measures.
+    records : Records
+        Where trials are kept; those that are there already are not tried again.
+    device : Device
+        Where the runner measures; trials of another device are not used.
+    batch : int
+        Candidates of a batch.
+    report : callable, optional
+        Called with this object after each batch.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        builder: BuildsCandidates,
+        references: MakesReferences,
+        runner: Runner,
+        records: Records,
+        device: Device,
+        *,
+        batch: int = BATCH,
+        report: Callable[[Tuner], None] | None = None,
+    ) -> None:
+        self.kernels: dict[str, TunedKernel] = {}
+        self.records, self.device = records, device
+        #: A problem with the disk, if any: what is measured stays in memory.
+        self.disk_problem = ""
+        self._target, self._batch = target, batch
+        self._builder, self._references, self._runner = builder, references, runner
+        self._report = report
+        self._model = CostModel()
+
+    def add(
+        self, func: tirx.PrimFunc, operators: Sequence[str], floor_us: float = 0.0
+    ) -> TunedKernel:
+        """Take a kernel in, with what is known of it; equal ones are one.
+
+        Parameters
+        ----------
+        func : tirx.PrimFunc
+            Unscheduled function.
+        operators : sequence of str
+            What it computes.
+        floor_us : float
+            No kernel of it takes less.
+        """
+        digest = kernel_digest(func)
+        if digest not in self.kernels:
+            kernel = TunedKernel(func, self._target, operators, self._model, self._batch, floor_us)
+            self.kernels[digest] = kernel
+            self._recall(kernel)
+        return self.kernels[digest]
+
+    def _recall(self, kernel: TunedKernel) -> None:
+        """Learn from the trials of earlier runs."""
+        found = []
+        for trial in self.records.trials(kernel.digest, self.device.name):
+            candidate = kernel.search.candidate_of(trial.template, trial.decision)
+            if candidate is None:
+                continue  # of another version
+            result = RunResult(trial.verdict, trial.samples_us, trial.message)
+            found.append((candidate, result))
+            if trial.code:
+                kernel.codes[trial.code] = result
+        if found:
+            self._learn(kernel, found)
+
+    def best(self, kernel: TunedKernel) -> Trial | None:
+        """The fastest right trial of a kernel on this device."""
+        return self.records.best(kernel.digest, self.device.name)
+
+    @property
+    def trials(self) -> int:
+        """Candidates tried, of all kernels, now or before."""
+        return sum(kernel.trials for kernel in self.kernels.values())
+
+    def run(self, budget: Budget) -> None:
+        """Tune the kernels that are called, until the budget is spent or nothing pays any more."""
+        with concurrent.futures.ThreadPoolExecutor(1) as background:
+            ahead: tuple[_Work, Any] | None = None
+            while True:
+                work = self._next(budget, ahead[0] if ahead else [])
+                following = (work, background.submit(self._build, work)) if work else None
+                if ahead is not None:
+                    self._measure(ahead[0], ahead[1].result())
+                elif following is None:
+                    return
+                ahead = following
+
+    def measure_first(self, kernels: Iterable[TunedKernel], budget: Budget) -> None:
+        """Measure what would be compiled without tuning, of kernels of which nothing is known, as far as trials go."""
+        new = [k for k in kernels if not k.progress.best and not k.problem and k.waiting]
+        for start in range(0, len(new), self._batch):
+            left = budget.trials - self.trials
+            some = new[start : start + self._batch][: max(0, left)]
+            if not some or budget.is_over:
+                return
+            work = [(kernel, kernel.waiting[:1]) for kernel in some]
+            self._measure(work, self._build(work))
+
+    def _next(self, budget: Budget, under_way: _Work) -> _Work:
+        """What to build next; empty when the budget is spent or nothing pays."""
+        left = budget.trials - self.trials - sum(len(c) for _, c in under_way)
+        if left <= 0 or budget.is_over:
+            return []
+        kernels = [k for k in self.kernels.values() if k.progress.weight and not k.problem]
+        busy = [i for i, k in enumerate(kernels) if any(k is other for other, _ in under_way)]
+        while (number := next_kernel([k.progress for k in kernels], busy)) is not None:
+            kernel = kernels[number]
+            candidates = kernel.waiting or kernel.search.propose()
+            kernel.waiting = []
+            if candidates:
+                return [(kernel, candidates[:left])]
+            kernel.progress.exhausted = True
+            busy.append(number)
+        return []
+
+    def _build(self, work: _Work) -> _Made:
+        """Compile candidates; runs in the background."""
+        inputs = self._references.make([kernel.source for kernel, _ in work])
+        requests = [
+            BuildRequest(kernel.source, c.template, c.decision)
+            for (kernel, candidates), made in zip(work, inputs, strict=True)
+            if not isinstance(made, str)
+            for c in candidates
+        ]
+        built = iter(self._builder.build(requests))
+        return [
+            (made, [] if isinstance(made, str) else [next(built) for _ in candidates])
+            for (_, candidates), made in zip(work, inputs, strict=True)
+        ]
+
+    def _measure(self, work: _Work, made: _Made) -> None:
+        """Measure what was built, and keep what came of every candidate."""
+        requests: dict[tuple[str, str], RunRequest] = {}
+        for (kernel, _), (inputs, built) in zip(work, made, strict=True):
+            for found in built:
+                if isinstance(found, Built) and found.code_digest not in kernel.codes:
+                    request = RunRequest(found, inputs, kernel.source.kind)
+                    requests.setdefault((kernel.digest, found.code_digest), request)
+        results = self._runner.run(list(requests.values()))
+        for (digest, code), result in zip(requests, results, strict=True):
+            if result.verdict != "lost":
+                self.kernels[digest].codes[code] = result
+        for (kernel, candidates), (inputs, built) in zip(work, made, strict=True):
+            if isinstance(inputs, str):
+                kernel.problem = inputs
+            else:
+                self._note(kernel, candidates, built)
+        if self._report is not None:
+            self._report(self)
+
+    def _note(
+        self,
+        kernel: TunedKernel,
+        candidates: Sequence[Candidate],
+        built: Sequence[Built | BuildFailure],
+    ) -> None:
+        """Keep and learn what came of one kernel's candidates; of those that nobody measured, nothing."""
+        results = []
+        for candidate, found in zip(candidates, built, strict=True):
+            if isinstance(found, Built):
+                result = kernel.codes.get(found.code_digest)
+            else:
+                result = RunResult(found.verdict, (), found.message)
+            if result is not None:
+                results.append((candidate, result))
+                self._keep(kernel, candidate, found, result)
+        self._learn(kernel, results)
+
+    def _keep(
+        self,
+        kernel: TunedKernel,
+        candidate: Candidate,
+        found: Built | BuildFailure,
+        result: RunResult,
+    ) -> None:
+        trial = Trial(
+            kernel=kernel.digest, template=candidate.template, decision=candidate.decision,
+            verdict=result.verdict, arch=self.records.arch, samples_us=result.samples_us,
+            registers=found.registers, spill_bytes=found.spill_bytes,
+            shared_bytes=found.shared_bytes,
+            code=found.code_digest if isinstance(found, Built) else "",
+            device=self.device.name, driver=self.device.driver, operators=kernel.operators,
+            message=result.message,
+        )  # fmt: skip
+        try:
+            self.records.add(trial)
+            self.disk_problem = ""
+        except DatabaseError as error:  # tuning goes on; the records write it later if they can
+            self.disk_problem = str(error)
+
+    def _learn(self, kernel: TunedKernel, results: Sequence[tuple[Candidate, RunResult]]) -> None:
+        times = [(c, _median(r)) for c, r in results]
+        kernel.search.tell(times)
+        kernel.trials += len(results)
+        first = kernel.search.first(1)
+        for candidate, microseconds in times:
+            if first and candidate == first[0]:
+                kernel.default_us = microseconds
+        known = {(c.template, c.decision) for c, _ in results}
+        kernel.waiting = [c for c in kernel.waiting if (c.template, c.decision) not in known]
+        kernel.progress.best.append(min([kernel.best_us, *(t for _, t in times)]))
+
+
+def _median(result: RunResult) -> float:
+    samples = sorted(result.samples_us)
+    if result.verdict != "ok" or not samples:
+        return math.inf
+    middle = len(samples) // 2
+    return samples[middle] if len(samples) % 2 else (samples[middle - 1] + samples[middle]) / 2
