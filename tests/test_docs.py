@@ -15,6 +15,8 @@ from tvm_fusion.cli.command import ModelOptions, option
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import plan as schema
 from tvm_fusion.strategies.base import OPTIONS
+from tvm_fusion.tuning.trials import SCHEMA as TRIAL_SCHEMA
+from tvm_fusion.tuning.trials import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +76,12 @@ def test_options_of_a_group() -> None:
 
 def test_schema_version() -> None:
     assert f"this page: **{schema.SCHEMA}**" in page("plan-schema.md")
+
+
+def test_fields_of_a_trial() -> None:
+    section = page("database.md").split("## `trials.jsonl`\n")[1].split("\n## ")[0]
+    assert documented(section) == {f.name for f in dataclasses.fields(Trial)} | {"schema", "trial"}
+    assert f"the number **{TRIAL_SCHEMA}**" in section
 
 
 def test_model_options() -> None:

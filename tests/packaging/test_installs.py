@@ -63,6 +63,10 @@ def checkout(tmp_path_factory) -> Path:
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
+    # Whether or not there are tuned records yet, such files are packed.
+    records = copy / "tvm_fusion/tuning/records"
+    records.mkdir(exist_ok=True)
+    (records / "sm_70.jsonl").touch()
     return copy
 
 
@@ -115,6 +119,7 @@ def test_wheel(wheel, clean, tmp_path) -> None:
         "report/templates/plan.html.j2",
         "report/templates/plan.css",
         "report/templates/plan.js",
+        "tuning/records/sm_70.jsonl",
     ):
         assert f"tvm_fusion/{name}" in names
     # Only the package: no tests, no top-level "schedules", nothing of the build.
@@ -144,6 +149,7 @@ def test_sdist(sdist, wheel, clean, tmp_path) -> None:
         "tests/conftest.py",
         "tvm_fusion/csrc/reachability.h",
         "tvm_fusion/report/templates/plan.css",
+        "tvm_fusion/tuning/records/sm_70.jsonl",
     ):
         assert name in names
     assert not [name for name in names if name.endswith(".so")]

@@ -61,7 +61,7 @@ def model(*trials: list[Trial]) -> dict[tuple[object, ...], Trial]:
     return kept
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(TRIALS, TRIALS, TRIALS)
 def test_merge_is_a_union(first, second, third) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -82,7 +82,8 @@ class Journal:
                 size = _mend(fd)
                 lines = [line.encode() + b"\n" for line in make(fd)]
                 try:
-                    _write(fd, b"".join(lines))
+                    if lines:
+                        _write(fd, b"".join(lines))
                 except BaseException:
                     os.ftruncate(fd, size)
                     raise
