@@ -6,11 +6,11 @@ import math
 import zlib
 
 import pytest
-from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
 from tvm import te
 
 from tvm_fusion.errors import DatabaseError
 from tvm_fusion.targets import parse_target, with_variant
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.tuner import Budget, Device, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
@@ -28,9 +28,10 @@ def product(rows=256, columns=256, depth=256):
 
 
 def time_of(kernel, template, decision):
-    """10 to 20 µs, without any structure, but the best are tiles of 64 columns."""
+    """5 µs with tiles of 64 columns, more the farther from that, and half a microsecond of noise."""
     chance = zlib.crc32(repr((template, sorted(decision.items()))).encode()) / 2**32
-    return 10 + 10 * chance - 4 * (decision.get("tile.columns") == 64)
+    away = abs(math.log2(decision.get("tile.columns", 1024) / 64))
+    return 5 + 2 * away + chance / 2
 
 
 def tuner(folder, runner, builder=None, **options):
@@ -47,7 +48,7 @@ def test_the_budget_is_kept_and_the_best_is_found(tmp_path):
     kernel.progress.weight = 1
     found.run(Budget(64))
     assert found.trials == len(runner.ran) == len(set(runner.ran)) == 64
-    assert kernel.best_us < 8 < kernel.default_us
+    assert kernel.best_us < 6 < kernel.default_us
     best = found.best(kernel)
     assert math.isclose(best.microseconds, kernel.best_us)
     assert time_of("", best.template, dict(best.decision)) == best.microseconds
@@ -107,27 +108,27 @@ def test_identical_code_is_measured_once(tmp_path):
 def test_what_fails_costs_one_trial_and_never_wins(tmp_path, verdict):
     def time(kernel, template, decision):
         found = time_of(kernel, template, decision)
-        return RunResult(verdict, (), "why") if found < 9 else ok(found)
+        return RunResult(verdict, (), "why") if found < 6 else ok(found)
 
     found = tuner(tmp_path, FakeRunner(time))
     kernel = found.add(product(), ["matmul"])
     kernel.progress.weight = 1
     found.run(Budget(48))
-    assert found.trials == 48 and kernel.best_us >= 9
+    assert found.trials == 48 and kernel.best_us >= 6
     failed = [t for t in found.records.trials(kernel.digest) if t.verdict == verdict]
     assert failed and all(t.message == "why" for t in failed)
 
 
 def test_what_spills_is_not_run(tmp_path):
     def fails(request):
-        return spills(request) if dict(request.decision).get("tile.columns") == 64 else None
+        return spills(request) if dict(request.decision).get("tile.columns") == 32 else None
 
     runner = FakeRunner(time_of)
     found = tuner(tmp_path, runner, FakeBuilder(fails))
     kernel = found.add(product(), ["matmul"])
     kernel.progress.weight = 1
     found.run(Budget(48))
-    assert not any('"tile.columns": 64' in ran for ran in runner.ran)
+    assert not any('"tile.columns": 32' in ran for ran in runner.ran)
     assert {t.spill_bytes for t in found.records.trials(kernel.digest)} == {0, 8}
 
 

@@ -25,9 +25,6 @@ _ROUNDS, _DEPTH = 60, 4
 #: What a candidate that failed counts as: so many times slower than the best.
 _FAILED = 8.0
 
-#: How much slower each rank is taken to be where a template only ranks its options.
-_RANK = 0.01
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -40,14 +37,14 @@ class Candidate:
     decision : Decision
         What it decides.
     predicted_us : float
-        What the template's model predicts, in microseconds; NaN where it only ranks.
+        What the template's model predicts, in microseconds; a guess where it only ranks.
     rank : int
         Its place among the options, best first, of all choices together.
     """
 
     template: str
     decision: Decision
-    predicted_us: float = math.nan
+    predicted_us: float = 1.0
     rank: int = 0
 
 
@@ -84,7 +81,7 @@ class CostModel:
         ndarray of float64
             Positive; the larger, the faster.
         """
-        logs = np.array([_prior(c) for c in candidates])
+        logs = np.array([math.log(c.predicted_us) for c in candidates])
         if len(logs):
             logs -= logs.min()
         for template in {c.template for c in candidates}:
@@ -121,19 +118,12 @@ class CostModel:
         return self._trees.get(template)
 
 
-def _prior(candidate: Candidate) -> float:
-    """Logarithm of what a template's own model says of a candidate."""
-    if math.isfinite(candidate.predicted_us):
-        return math.log(candidate.predicted_us)
-    return _RANK * candidate.rank
-
-
 def _matrix(candidates: Sequence[Candidate], names: Sequence[str]) -> np.ndarray:
     """A row of features for each candidate: what the models say, and the decision's integers."""
     rows = []
     for candidate in candidates:
         values = dict(candidate.decision)
-        row = [_prior(candidate), float(candidate.rank)]
+        row = [math.log(candidate.predicted_us), float(candidate.rank)]
         rows.append(row + [_number(values.get(name)) for name in names])
     return np.array(rows, dtype="float32").reshape(len(candidates), 2 + len(names))
 

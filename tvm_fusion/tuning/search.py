@@ -35,6 +35,9 @@ _GREEDY = 0.1
 #: Size of a space that is ranked as a whole instead of evolved.
 _ENUMERATED = 64
 
+#: How much slower each rank is taken to be where a template only ranks its options.
+_RANK = 0.01
+
 #: What failed counts as, in seconds.
 _FAILED = 1.0
 
@@ -65,6 +68,8 @@ class KernelSearch:
         self._mod = tvm.IRModule({"main": bare(func)})
         self._database = ms.database.MemoryDatabase()
         self._known: dict[tuple, float] = {}
+        points = self.spaces[0].points if self.spaces else ()
+        self._first_us = sum(p.microseconds[0] for p in points if p.microseconds) or 1.0
         self._context: Any = None
         self._drawn: list[Any] = []
         self._exhausted = not any(space.points for space in self.spaces)
@@ -79,12 +84,12 @@ class KernelSearch:
         rank next, with the first of every other template among them."""
         if not self.spaces:
             return []
-        found = [_candidate(space, [0] * len(space.points)) for space in self.spaces]
+        found = [self._candidate(space, [0] * len(space.points)) for space in self.spaces]
         rank = 1
         longest = max((len(p.options) for p in self.spaces[0].points), default=0)
         while len(found) < count and rank < longest:
             places = [min(rank, len(p.options) - 1) for p in self.spaces[0].points]
-            found.append(_candidate(self.spaces[0], places))
+            found.append(self._candidate(self.spaces[0], places))
             rank += 1
         return found[:count]
 
@@ -123,7 +128,7 @@ class KernelSearch:
         """Every candidate."""
         for space in self.spaces:
             for places in itertools.product(*(range(len(p.options)) for p in space.points)):
-                yield _candidate(space, places)
+                yield self._candidate(space, places)
 
     def tell(self, results: Iterable[tuple[Candidate, float]]) -> None:
         """Learn what candidates took, in microseconds; infinite where one failed."""
@@ -147,8 +152,18 @@ class KernelSearch:
                 continue
             places = [_place(point, values) for point in space.points]
             if None not in places and len(values) == sum(len(p.options[0]) for p in space.points):
-                return _candidate(space, places)
+                return self._candidate(space, places)
         return None
+
+    def _candidate(self, space: Space, places: Sequence[int]) -> Candidate:
+        """The candidate that takes the option at each place."""
+        chosen = list(zip(space.points, places, strict=True))
+        decision = tuple(entry for point, place in chosen for entry in point.options[place])
+        timed = [point.microseconds[place] for point, place in chosen if point.microseconds]
+        rank = sum(places)
+        # What only ranks its options counts as twice as slow as the template before it.
+        guess = self._first_us * 2 ** self.spaces.index(space) * (1 + _RANK * rank)
+        return Candidate(space.template, decision, sum(timed) if timed else guess, rank)
 
     def _seconds(self, candidate: Candidate) -> float:
         time = self._known.get((candidate.template, candidate.decision), math.inf)
@@ -199,7 +214,7 @@ class KernelSearch:
         notes = drawn.sch.get(drawn.sch.get_sblock("root")).annotations
         template = str(notes[_TEMPLATE])
         space = next(s for s in self.spaces if s.template == template)
-        return _candidate(space, [int(notes[_CHOICE + point.name]) for point in space.points])
+        return self._candidate(space, [int(notes[_CHOICE + point.name]) for point in space.points])
 
 
 def _context(
@@ -220,16 +235,6 @@ def _context(
 
 def _discard(level: int, filename: str, line: int, message: str) -> None:
     """A logger of meta-schedule's that keeps nothing."""
-
-
-def _candidate(space: Space, places: Sequence[int]) -> Candidate:
-    """The candidate that takes the option at each place."""
-    decision = tuple(
-        entry for point, i in zip(space.points, places, strict=True) for entry in point.options[i]
-    )
-    timed = [p.microseconds[i] for p, i in zip(space.points, places, strict=True) if p.microseconds]
-    predicted = sum(timed) if timed else math.nan
-    return Candidate(space.template, decision, predicted, sum(places))
 
 
 def _place(point: Point, values: dict[str, int | str]) -> int | None:

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
+from ..build.model import drop_groups
 from ..build.resources import KernelCompiler
 from ..compat import Target, tvm
 from ..config import FusionConfig
@@ -14,12 +15,13 @@ from ..devices import device_for
 from ..errors import TuningError
 from ..pipeline import before_lowering
 from ..planner.assemble import proposals_of
-from ..planner.plan import Plan
+from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
 from ..transform.fuse import graph_of, plan_module
 from .candidates import Variation, explore, single
 from .choice import Times
 from .tuner import Budget, TunedKernel, Tuner
+from .whole import WholeTimes
 
 #: Weight of kernels that the plan of the moment does not call, against those that it does.
 _OTHERS = 0.25
@@ -114,6 +116,30 @@ class Session:
                 f"{len(missing)} kernels were never measured ({names}); tune without require_cached"
             )
         return plan
+
+    def with_totals(self, plan: Plan, whole: WholeTimes) -> Plan:
+        """A plan with the times of the whole model."""
+        totals = dataclasses.replace(
+            plan.totals, measured_us_before=round(whole.unfused_us, 3),
+            measured_us_after=round(whole.tuned_us, 3),
+        )  # fmt: skip
+        return dataclasses.replace(plan, totals=totals)
+
+    def without_groups(self, plan: Plan, whole: WholeTimes) -> Plan:
+        """A plan that fuses nothing, because the whole model was not faster with its groups."""
+        numbers = {
+            "measured_us_before": round(whole.unfused_us, 3),
+            "measured_us_after": round(whole.tuned_us, 3),
+        }
+        detail = "the whole model was measured no faster with the groups of its best plan"
+        refusals = {
+            g.id: Rejection(
+                g.strategy, g.nodes, "unprofitable", "slower_measured", numbers, detail
+            )
+            for g in plan.groups
+        }
+        unfused = WholeTimes(whole.unfused_us, whole.unfused_us)
+        return self.with_totals(drop_groups(plan, refusals), unfused)
 
     def _slice(self, trials: int) -> Budget:
         """So many trials, within what is left of the time."""

@@ -142,7 +142,7 @@ class Tuner:
     batch : int
         Candidates of a batch.
     report : callable, optional
-        Called with this object after each batch.
+        Called after each batch.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Tuner:
         device: Device,
         *,
         batch: int = BATCH,
-        report: Callable[[Tuner], None] | None = None,
+        report: Callable[[], None] | None = None,
     ) -> None:
         self.kernels: dict[str, TunedKernel] = {}
         self.records, self.device = records, device
@@ -163,7 +163,7 @@ class Tuner:
         self.disk_problem = ""
         self._target, self._batch = target, batch
         self._builder, self._references, self._runner = builder, references, runner
-        self._report = report
+        self.report = report
         self._model = CostModel()
 
     def add(
@@ -283,8 +283,8 @@ class Tuner:
                 kernel.problem = inputs
             else:
                 self._note(kernel, candidates, built)
-        if self._report is not None:
-            self._report(self)
+        if self.report is not None:
+            self.report()
 
     def _note(
         self,

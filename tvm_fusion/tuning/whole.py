@@ -1,0 +1,103 @@
+"""The whole model timed: tuned, unfused, and by TVM's default pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..build.executable import LoadedModel
+from ..build.inputs import random_array
+from ..build.model import BUILD_ERRORS, compile_model, unfused_plan
+from ..build.signature import signature_of, with_signature
+from ..compat import Target, relax, tvm
+from ..planner.plan import Plan
+from ..schedules import remembering
+from ..schedules.registry import Lookup, deciding_by
+
+#: Measurements of each side, interleaved, and least seconds of one.
+_REPEAT, _SECONDS = 15, 2e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTimes:
+    """Median microseconds per call of the whole model.
+
+    Attributes
+    ----------
+    tuned_us, unfused_us : float
+        The tuned plan; one kernel per operator, with the same records.
+    default_us : float or None
+        TVM's own default pipeline; None where that does not compile the model.
+    """
+
+    tuned_us: float
+    unfused_us: float
+    default_us: float | None = None
+
+    @property
+    def fusing_pays(self) -> bool:
+        """Whether the tuned plan is faster than no fusion."""
+        return self.tuned_us < self.unfused_us
+
+
+def time_whole(
+    mod: tvm.IRModule, target: Target, plan: Plan, lookup: Lookup, *, seed: int = 0
+) -> WholeTimes:
+    """Compile and time a model on this machine, its sides interleaved.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module.
+    target : Target
+        Complete target, of which this machine has a device.
+    plan : Plan
+        The tuned plan.
+    lookup : callable
+        What was tuned (see ``registry.deciding_by``).
+    seed : int
+        Seed of the inputs.
+    """
+    with remembering(), deciding_by(lookup):
+        sides: list[LoadedModel] = [
+            compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))
+        ]
+    stock = _stock(mod, target)
+    if stock is not None:
+        sides.append(stock)
+    rng = np.random.default_rng(seed)
+    arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
+    return WholeTimes(*(1e6 * seconds for seconds in _interleaved(sides, arrays)))
+
+
+def _interleaved(sides: Sequence[LoadedModel], arrays: Sequence[Any]) -> list[float]:
+    """Median seconds per call of each side."""
+    numbers = []
+    for side in sides:
+        side.time(*arrays)  # warm up: first calls allocate, load and capture
+        once = max(1e-6, min(side.time(*arrays)))
+        numbers.append(max(1, math.ceil(_SECONDS / once)))
+    times: list[list[float]] = [[] for _ in sides]
+    for _ in range(_REPEAT):
+        for side, number, found in zip(sides, numbers, times, strict=True):
+            found += side.time(*arrays, number=number, repeat=1)
+    return [statistics.median(found) for found in times]
+
+
+def _stock(mod: tvm.IRModule, target: Target) -> LoadedModel | None:
+    """TVM's default pipeline; None where it does not compile the model."""
+    signature = signature_of(mod, target)
+    try:
+        with target, tvm.transform.PassContext(opt_level=3):
+            pipeline = relax.get_default_pipeline(target)
+            built = tvm.compile(
+                with_signature(mod, signature), target=target, relax_pipeline=pipeline
+            )
+    except BUILD_ERRORS:
+        return None
+    return LoadedModel(built, signature, cuda_graph=False)
