@@ -53,6 +53,8 @@ EXTRAS = {
         "setuptools>=77",
         "cmake>=3.18",
         "ninja",
+        # For tests of tuning over TVM's RPC.
+        "tornado",
     ],
 }
 

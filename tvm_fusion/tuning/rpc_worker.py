@@ -18,8 +18,9 @@ from .measure import Inputs
 from .serve import Channel, Handler, serve
 from .values import arguments
 
-#: Seconds for which a session is used. The server ends one that hangs soon after that, and starting one takes seconds.
-SESSION_SECONDS = 60
+#: Seconds for which a session is used. Starting one takes a second or two; a server is lost for about so long, and the
+#: time of a candidate, when a kernel hangs on it: TVM's server ends a session only then.
+SESSION_SECONDS = 30
 
 #: Stages of a request.
 WAITING, MEASURING = "waiting for a server", "measuring"
