@@ -123,6 +123,24 @@ def test_times_come_from_events(driver, library):
     assert library.names().count("cuEventDestroy_v2") == 2
 
 
+def test_runs_are_enqueued_without_waiting(driver, library):
+    runs = []
+    times = driver.times(lambda: runs.append(len(library.calls)), STREAM, 3, ahead=2)
+    assert times == [pytest.approx(2.5e-3)] * 3 and len(runs) == 5
+    names = library.names()
+    assert names.count("cuEventRecord") == 6 and names.count("cuEventSynchronize") == 1
+    assert names.index("cuEventSynchronize") > 5 and names.count("cuEventDestroy_v2") == 6
+    # Two runs before the first event, then one between the events of each pair.
+    assert runs[0] == runs[1] and len(set(runs[1:])) == 4
+
+
+def test_memory_is_set_to_any_byte(driver, library):
+    driver.clear(1000, 8, STREAM)
+    driver.clear(1000, 8, STREAM, 0xFF)
+    calls = [call for call in library.calls if call[0] == "cuMemsetD8Async"]
+    assert [call[2] for call in calls] == [0, 0xFF]
+
+
 def test_a_machine_without_the_driver(monkeypatch):
     def fail(name):
         raise OSError(f"{name}: no such file")

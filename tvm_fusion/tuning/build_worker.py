@@ -143,9 +143,9 @@ def _build_for_gpu(
         executable = _compile(
             scheduled, target, tir_pipeline.target_of(mod, target), tir_pipeline.NAME
         )
-    sources = device_sources(executable.mod)
-    for source in sources:  # where TVM finds no CUDA it has not asked for machine code
-        machine_code(source)
+    if not made:  # where TVM finds no CUDA it does not ask for machine code
+        for source in device_sources(executable.mod):
+            machine_code(source)
     kernels = [k for _, report in made.values() for k in parse_report(report).values()]
     registers = max((k.registers for k in kernels), default=0)
     spills = sum(k.spill_bytes for k in kernels)
@@ -157,9 +157,8 @@ def _build_for_gpu(
     if shared > most:
         return dataclasses.replace(_too_much_shared(shared, most), **taken)
     cubins = {digest(source): code for source, (code, _) in made.items()}
-    export_library(executable, artifact, cubins, arch_of("\n".join(sources), arch))
-    code = _digest(executable, packed, *(made[source][0] for source in sources if source in made))
-    return Built(artifact, code, packed=packed, **taken)
+    export_library(executable, artifact, cubins, arch_of("\n".join(made), arch))
+    return Built(artifact, _digest(executable, packed, *cubins.values()), packed=packed, **taken)
 
 
 def _too_much_shared(used: int, most: int) -> BuildFailure:
