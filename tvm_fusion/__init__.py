@@ -13,7 +13,7 @@ from typing import Any
 _LAZY = {
     "CompiledModel": "build.executable", "FusionConfig": "config", "Plan": "planner.plan", "compile": "api",
     "explain": "api",
-    "frontend": None, "load": "build.executable", "plan": "api", "transform": None, "verify": "api",
+    "frontend": None, "load": "build.executable", "plan": "api", "transform": None, "tune": "api", "verify": "api",
 }  # fmt: skip
 
 __all__ = ["__version__", *_LAZY]

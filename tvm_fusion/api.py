@@ -1,9 +1,10 @@
-"""The verbs: plan, explain, compile, verify."""
+"""The verbs: plan, explain, compile, verify, tune."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 
 from .build.executable import CompiledModel
 from .build.model import compile_model
@@ -16,9 +17,13 @@ from .planner.explain import explain_model, explain_node
 from .planner.explanation import ModelExplanation, NodeExplanation
 from .planner.plan import Plan, Rejection
 from .schedules import remembering
+from .schedules.registry import deciding_by
 from .targets import parse_target, runnable
 from .transform.fuse import plan_module, solve_module
 from .transform.strip_fusion import is_group
+from .tuning.session import Session
+from .tuning.tune import TRIALS, Remote, plan_from_records, tune_model
+from .tuning.tuned import lookup_in, tuned_records
 from .verification.report import VerificationReport
 from .verification.verify import Progress, check_groups, refusals_of, verify_module
 
@@ -114,6 +119,7 @@ def compile(
     config: FusionConfig | None = None,
     strict: bool = False,
     verify: bool = True,
+    work_dir: str | os.PathLike[str] | None = None,
     name: str = "model",
     progress: Progress | None = None,
 ) -> CompiledModel:
@@ -136,6 +142,10 @@ def compile(
     verify : bool
         Whether to compare every group with the unfused operators first (on the GPU if there is one,
         else on the CPU).
+    work_dir : str or path, optional
+        Where `tune` kept what it measured: kernels are compiled as they were fastest, and the plan
+        (where none is given) follows the measured times. Without it, kernels are compiled as the
+        records say that come with the package, if any.
     name : str
         Name of the model in the plan.
     progress : callable, optional
@@ -159,7 +169,11 @@ def compile(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
         )
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
-    with remembering():
+    records = tuned_records(canonical, resolved, work_dir)
+    with remembering(), deciding_by(lookup_in(records)):
+        if plan is None and work_dir is not None:
+            own, *_ = records
+            plan = plan_from_records(canonical, resolved, own, config=config, name=name)
         if plan is None and resolved.kind.name == "cuda":
             # What the compiler says of registers and spills is part of the decision.
             compiler = KernelCompiler(canonical, resolved)
@@ -174,6 +188,64 @@ def compile(
             checker=checker,
             model=name,
         )
+
+
+def tune(
+    mod: tvm.IRModule,
+    target: Target | str | None = "llvm",
+    work_dir: str | os.PathLike[str] = "tuned",
+    *,
+    trials: int = TRIALS,
+    minutes: float | None = None,
+    config: FusionConfig | None = None,
+    remote: Remote | None = None,
+    require_cached: bool = False,
+    name: str = "model",
+    report: Callable[[Session], None] | None = None,
+) -> Plan:
+    """Find the fastest kernels and how deep to fuse, by measuring.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        As in `plan`.
+    work_dir : str or path
+        Where every trial is kept. A run that was stopped goes on there; `compile` reads it.
+    trials : int
+        Candidates over all kernels, those of earlier runs in this directory included.
+    minutes : float, optional
+        When to stop at the latest.
+    config : FusionConfig, optional
+        Strategies and limits.
+    remote : Remote, optional
+        A TVM RPC tracker whose servers measure, instead of this machine.
+    require_cached : bool
+        Measure nothing: an error if something would have to be.
+    name : str
+        Name of the model in the plan.
+    report : callable, optional
+        Called with the running session after each batch of candidates.
+
+    Returns
+    -------
+    Plan
+        With the measured times. It has no groups where the whole model was not faster with them.
+
+    Raises
+    ------
+    InvalidModelError, TargetError
+        If the module or the target is not usable.
+    DatabaseError
+        If the work dir is not.
+    TuningError
+        If nothing can be measured, or with ``require_cached`` something would have to be.
+    """
+    return tune_model(
+        _canonical(mod), parse_target(target), work_dir, config=config, trials=trials,
+        minutes=minutes, remote=remote, require_cached=require_cached, name=name, report=report,
+    ).plan  # fmt: skip
 
 
 def _canonical(mod: tvm.IRModule) -> tvm.IRModule:

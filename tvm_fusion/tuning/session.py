@@ -97,18 +97,25 @@ class Session:
             self._choose()
         return self._choose()
 
-    def recall(self) -> Plan:
+    def recall(self, *, require_all: bool = False) -> Plan:
         """Return the plan that follows from the records alone.
+
+        Parameters
+        ----------
+        require_all : bool
+            Whether it is an error if a kernel of the plan was never measured; else its predicted time counts.
 
         Raises
         ------
         TuningError
-            If a kernel of it was never measured.
+            With ``require_all``, if one was not.
         """
         self.variations = explore(self.graph, self._device, self.config)
         proposals = [p for variation in self.variations for p in variation.proposals]
         self.times.kernels_of([*self._singles(), *proposals])
-        plan = self._choose()
+        plan = self._choose(measure=False)
+        if not require_all:
+            return plan
         missing = [k for k, _ in self._calls(plan) if self.tuner.best(k) is None]
         if missing:
             names = "; ".join(" + ".join(kernel.operators) for kernel in missing[:3])
@@ -133,9 +140,7 @@ class Session:
         }
         detail = "the whole model was measured no faster with the groups of its best plan"
         refusals = {
-            g.id: Rejection(
-                g.strategy, g.nodes, "unprofitable", "slower_measured", numbers, detail
-            )
+            g.id: Rejection(g.strategy, g.nodes, "unprofitable", "slower_measured", numbers, detail)
             for g in plan.groups
         }
         unfused = WholeTimes(whole.unfused_us, whole.unfused_us)
@@ -159,13 +164,14 @@ class Session:
     def _slice_to(self, trials: int) -> Budget:
         return dataclasses.replace(self.budget, trials=trials)
 
-    def _choose(self) -> Plan:
+    def _choose(self, measure: bool = True) -> Plan:
         """Plan with what is known, and weigh the kernels by it."""
         for _ in range(_AGAIN):
             failed = set(self.times.failed)
             plan = plan_module(
                 self.mod, self.target, self.config, model=self._name, excluded=failed,
-                compiler=self._compiler, measure=self.times, recall=self.times.recall,
+                compiler=self._compiler, measure=self.times if measure else None,
+                recall=self.times.recall,
             )  # fmt: skip
             if failed == self.times.failed:
                 break

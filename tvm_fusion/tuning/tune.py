@@ -24,7 +24,7 @@ from .session import Session
 from .tuned import lookup_in, policy_of
 from .tuner import Budget, Device, Tuner
 from .whole import WholeTimes, time_whole
-from .work_dir import WorkDir, record_arch
+from .work_dir import Records, WorkDir, record_arch
 
 #: Trials over all kernels when nobody says how many.
 TRIALS = 1000
@@ -123,7 +123,7 @@ def tune_model(
         tuner = Tuner(with_variant(target), builder, references, runner, records, device)
         session = Session(mod, target, config, tuner, budget, name)
         tuner.report = functools.partial(report, session) if report is not None else None
-        plan = session.recall() if require_cached else session.run()
+        plan = session.recall(require_all=True) if require_cached else session.run()
     if remote is not None or not runs_here(target) or require_cached:
         return Tuned(plan, None, tuner.trials)
     lookup = lookup_in([records])
@@ -133,32 +133,27 @@ def tune_model(
     return Tuned(session.with_totals(plan, whole), whole, tuner.trials)
 
 
-class _Nothing:
-    """Stands where nothing may be built or measured."""
-
-    def make(self, sources):
-        return self._refuse(sources)
-
-    def build(self, requests):
-        return self._refuse(requests)
-
-    def run(self, requests):
-        return self._refuse(requests)
-
-    @staticmethod
-    def _refuse(asked):
-        if asked:
-            raise TuningError("a kernel was never measured; tune without require_cached")
-        return []
+def plan_from_records(
+    mod: tvm.IRModule,
+    target: Target,
+    records: Records,
+    *,
+    config: FusionConfig | None = None,
+    name: str = "model",
+) -> Plan:
+    """Plan a canonical module with the times that are on record, measuring nothing."""
+    tuner = Tuner(with_variant(target), None, None, None, records, device_of(target, None))
+    session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
+    return session.recall()
 
 
 @contextlib.contextmanager
 def _parts(target: Target, remote: Remote | None, nothing: bool) -> Iterator[tuple]:
-    """What builds, makes references and measures, and the device."""
-    if nothing:
-        yield _Nothing(), _Nothing(), _Nothing(), device_of(target, remote)
-        return
+    """What builds, makes references and measures (None where nothing may), and the device."""
     device = device_of(target, remote)
+    if nothing:
+        yield None, None, None, device
+        return
     with contextlib.ExitStack() as stack:
         runner: Runner
         if remote is not None:

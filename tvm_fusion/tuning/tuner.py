@@ -134,7 +134,7 @@ class Tuner:
     target : Target
         Complete target, with its variant.
     builder, references, runner : BuildsCandidates, MakesReferences, Runner
-        What compiles, checks and measures.
+        What compiles, checks and measures; None for a tuner that only knows what is on record.
     records : Records
         Where trials are kept; those that are there already are not tried again.
     device : Device
@@ -148,9 +148,9 @@ class Tuner:
     def __init__(
         self,
         target: Target,
-        builder: BuildsCandidates,
-        references: MakesReferences,
-        runner: Runner,
+        builder: BuildsCandidates | None,
+        references: MakesReferences | None,
+        runner: Runner | None,
         records: Records,
         device: Device,
         *,
