@@ -224,6 +224,24 @@ class Choice:
     microseconds: float
 
 
+#: Columns, and elements of a reduction that follow each other, up to which groups of a convolution are joined.
+_JOINED = 64
+
+
+def joinable(groups: int, columns: int, channels: int) -> list[int]:
+    """How many groups of a convolution may be one product: all divisors that leave it narrow.
+
+    Parameters
+    ----------
+    groups : int
+        Groups of the convolution.
+    columns, channels : int
+        Output and input channels of a group.
+    """
+    widest = max(columns, channels)
+    return [n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * widest <= _JOINED)]
+
+
 @functools.lru_cache(maxsize=4096)
 def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
     """Return the tiles of least predicted time, best first.

@@ -74,13 +74,28 @@ def access_of(
         last = next((i for i in reversed(iterators) if i.extent > 1), None)
         if last is None or steps.get(last.var.__chandle__()) != 1:
             continue
-        rest = [n for h, n in steps.items() if h != last.var.__chandle__()] + numbers[-1:]
-        width = math.gcd(PIECE, last.extent, *rest)
+        run, inside = _run(iterators, steps, copy)
+        rest = [n for h, n in steps.items() if h not in inside] + numbers[-1:]
+        width = math.gcd(PIECE, run, *rest)
         if any(uses(condition, last.var) for condition in copy.conditions):
             width = 1
         if width >= (2 if major == "k" else PIECE):
             return Access(copy, major, width)
     return Access(None, "k", 1)
+
+
+def _run(
+    iterators: Sequence[Iterator], steps: Mapping[int, int], copy: Copy
+) -> tuple[int, set[int]]:
+    """How many neighbours in memory the last iterators walk, under the same conditions, and which iterators they are."""
+    run, inside = 1, set()
+    for iterator in reversed([i for i in iterators if i.extent > 1]):
+        conditional = any(uses(condition, iterator.var) for condition in copy.conditions)
+        if steps.get(iterator.var.__chandle__()) != run or (inside and conditional):
+            break
+        run *= iterator.extent
+        inside.add(iterator.var.__chandle__())
+    return run, inside
 
 
 def swizzle(row: tirx.PrimExpr, row_bytes: int) -> tirx.PrimExpr | int:

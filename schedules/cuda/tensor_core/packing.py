@@ -75,16 +75,16 @@ def _want(
 def _axes(
     load: ir.TensorLoad, reduced: tuple[Iterator, ...], reduced_first: bool
 ) -> list[int] | None:
-    """Dimensions with those of the reduction last (or first); None when an index is no iterator."""
+    """Dimensions with those of the reduction last (or first); None where one has an iterator of it and something else."""
     order = {iterator.var.__chandle__(): place for place, iterator in enumerate(reduced)}
     inside, outside = [], []
     for dim, index in enumerate(load.indices):
         if isinstance(index, tirx.IntImm):
             outside.append(dim)
-        elif not isinstance(index, tirx.Var):
-            return None
-        elif index.__chandle__() in order:
+        elif isinstance(index, tirx.Var) and index.__chandle__() in order:
             inside.append((order[index.__chandle__()], dim))
+        elif any(var.__chandle__() in order for var in nodes_of(index, tirx.Var)):
+            return None
         else:
             outside.append(dim)
     ordered = [dim for _, dim in sorted(inside)]

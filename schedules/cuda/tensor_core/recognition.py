@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from ....compat import ir, s_tir, tirx, tvm
@@ -12,6 +11,7 @@ from ..contraction_form import Contraction, recognise
 from .affine import Substitution, contiguous_iterator, substitute, uses
 from .device_code import OPERAND_TYPES
 from .form import Anchor, InnerSum, Iterator, Operand, Products, Store
+from .groups import RawAnchor, split_groups
 
 #: Longest inner sum: a window of 7x7. Every column tile computes it again.
 _INNER = 49
@@ -51,7 +51,11 @@ def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products |
         if found is None:
             return None
         stores += found
-    found = anchors_of(sch, form, axes, symmetric)
+    raw = raw_anchors(sch, form, axes)
+    if raw is None:
+        return None
+    axes, raw, stores = split_groups(axes, raw, stores)
+    found = _sorted(axes, raw, symmetric)
     if found is None:
         return None
     anchors, (batch, rows, columns) = found
@@ -98,12 +102,21 @@ def anchors_of(
     roles : tuple of (batch, rows, columns)
         Each a tuple of Iterator.
     """
-    read = []
-    for anchor in form.anchors:
-        described = _anchor(sch, form, anchor, axes)
-        if described is None:
-            return None
-        read.append(described)
+    read = raw_anchors(sch, form, axes)
+    return None if read is None else _sorted(axes, read, symmetric)
+
+
+def raw_anchors(
+    sch: s_tir.Schedule, form: Contraction, axes: list[Iterator]
+) -> list[RawAnchor] | None:
+    """Read the anchors' blocks in terms of the output's axes; None when one is no sum of products."""
+    read = [_anchor(sch, form, anchor, axes) for anchor in form.anchors]
+    return None if None in read else read
+
+
+def _sorted(
+    axes: list[Iterator], read: list[RawAnchor], symmetric: bool
+) -> tuple[tuple[Anchor, ...], tuple] | None:
     roles = _roles(axes, read, symmetric)
     if roles is None:
         return None
@@ -168,20 +181,9 @@ def flat_stores(stmt: tirx.Stmt, conditions: tuple = ()) -> list[Store] | None:
     return None if None in parts else [store for part in parts for store in part]
 
 
-@dataclasses.dataclass(frozen=True)
-class _RawAnchor:
-    """An anchor before it is known which factor is which."""
-
-    buffer: tirx.Buffer
-    indices: tuple
-    factors: tuple[tirx.PrimExpr, tirx.PrimExpr]
-    reduced: tuple[Iterator, ...]
-    copies: tuple[Iterator, ...]
-
-
 def _anchor(
     sch: s_tir.Schedule, form: Contraction, anchor, axes: list[Iterator]
-) -> _RawAnchor | None:
+) -> RawAnchor | None:
     block = sch.get(anchor.handle)
     body = block.body
     if not isinstance(body, tirx.BufferStore) or str(body.buffer.dtype) != "float32":
@@ -212,7 +214,7 @@ def _anchor(
     if value is None:
         return None
     indices = tuple(substitute(index, names) for index in body.indices)
-    return _RawAnchor(body.buffer, indices, value, tuple(reduced), tuple(copies))
+    return RawAnchor(body.buffer, indices, value, tuple(reduced), tuple(copies))
 
 
 def _added(value: tirx.PrimExpr, buffer: tirx.Buffer) -> tirx.PrimExpr | None:
@@ -231,7 +233,7 @@ def _increment(value: tirx.PrimExpr, buffer: tirx.Buffer) -> tuple | None:
     return (product.a, product.b) if isinstance(product, tirx.Mul) else None
 
 
-def _roles(axes: list[Iterator], anchors: list[_RawAnchor], symmetric: bool):
+def _roles(axes: list[Iterator], anchors: list[RawAnchor], symmetric: bool):
     """Sort the output's axes into batch, rows and columns, and find each anchor's column factor."""
     wide = [axis for axis in axes if axis.extent > 1]
     if not wide:
@@ -264,7 +266,7 @@ def _roles(axes: list[Iterator], anchors: list[_RawAnchor], symmetric: bool):
     return (*parts, flipped)
 
 
-def _finish(raw: _RawAnchor, flip: bool) -> Anchor | None:
+def _finish(raw: RawAnchor, flip: bool) -> Anchor | None:
     row, column = raw.factors[::-1] if flip else raw.factors
     operands = [_operand(factor) for factor in (row, column)]
     if None in operands or operands[0].dtype != operands[1].dtype:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
+from collections.abc import Callable
 
 from ....compat import Target, tirx
 from ....devices import DeviceSpec, device_for
-from ....guards.tensor_tiles import best_tiles
+from ....guards.tensor_tiles import best_tiles, joinable
 from ....guards.warpgroup_tiles import best_choices
-from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, limits
+from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
 from .form import Anchor, Products
+from .groups import group_of, join_groups
 from .kernel import kernel
 from .operand import access_of
 from .packing import pack
@@ -35,27 +38,91 @@ class TensorCore(ScheduleTemplate):
 
     def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, type, or too few rows."""
-        form = products(func)
-        if form is None:
+        found = products_of(func)
+        if found is None:
             return None
-        numbers = constants_of(func)
-        form, packed = pack(form, numbers)
-        if not fits(form):
-            return None
-        constants = tuple(form.params[number] for number in sorted(numbers))
-        form = dataclasses.replace(form, constants=constants)
-        problem, device = problem_of(form), device_of(target)
-        # Members of a kernel are merged as they are, with threads and shared memory of their own; instructions of one
-        # chip alone are for targets that name its variant.
-        member = is_member(func)
-        any_chip = member or not str(target.attrs["arch"]).endswith("a")
-        best = best_tiles if any_chip else best_choices
-        for choice in alternatives("tile", functools.partial(best, problem, device), **OF_CHOICE):
-            tile = choice.tile
-            requested = 0 if member else tile.requested_bytes(problem, device)
-            made = (warpgroup_kernel if tile.warpgroup else kernel)(form, tile, requested)
-            return made.with_attr(PACKED, packed) if packed else made
+        forms, packed = found
+        member, device = is_member(func), device_of(target)
+        best = _search(func, target)
+        ranked = functools.partial(_ranked, forms, device, best)
+        for chosen in alternatives("groups", ranked, **_OF_GROUPS) if len(forms) > 1 else ranked(1):
+            problem = problem_of(chosen.form)
+            for choice in alternatives("tile", functools.partial(best, problem, device), **OF_CHOICE):
+                tile = choice.tile
+                requested = 0 if member else tile.requested_bytes(problem, device)
+                write = warpgroup_kernel if tile.warpgroup else kernel
+                made = write(chosen.form, tile, requested)
+                return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+#: Arguments of `alternatives` for `Joined`.
+_OF_GROUPS = {
+    "values": operator.attrgetter("count"),
+    "microseconds": operator.attrgetter("microseconds"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A function with so many groups of a convolution as one product, and the time of its best tile."""
+
+    count: int
+    form: Products
+    microseconds: float
+
+
+def products_of(
+    func: tirx.PrimFunc,
+) -> tuple[dict[int, Products], dict[str, list[int]]] | None:
+    """What tensor cores can make of a function, by how many groups are joined; and its permuted parameters."""
+    form = products(func)
+    if form is None:
+        return None
+    numbers = constants_of(func)
+    form, packed = pack(form, numbers)
+    constants = tuple(form.params[number] for number in sorted(numbers))
+    form = dataclasses.replace(form, constants=constants)
+    forms = {count: made for count, made in joined(form) if fits(made)}
+    return (forms, packed) if forms else None
+
+
+def _search(func: tirx.PrimFunc, target: Target) -> Callable:
+    """The search for tiles that a target and function allow.
+
+    Members of a kernel are merged as they are, with threads and shared memory of their own; instructions of one chip
+    alone are for targets that name its variant.
+    """
+    any_chip = is_member(func) or not str(target.attrs["arch"]).endswith("a")
+    return best_tiles if any_chip else best_choices
+
+
+def _ranked(
+    forms: dict[int, Products], device: DeviceSpec, best: Callable, most: int
+) -> list[Joined]:
+    """Counts of groups to join, by the time of the best tile; of equal times, the fewest."""
+    found = [
+        Joined(count, form, choice.microseconds)
+        for count, form in forms.items()
+        for choice in best(problem_of(form), device)
+    ]
+    return sorted(found, key=operator.attrgetter("microseconds"))[:most]
+
+
+def predicted(func: tirx.PrimFunc, target: Target) -> float | None:
+    """Microseconds that this template's model predicts for a function; None where it does not take it."""
+    found = products_of(func) if arch_number(target) >= TensorCore.min_arch else None
+    ranked = _ranked(found[0], device_of(target), _search(func, target), 1) if found else []
+    return ranked[0].microseconds if ranked else None
+
+
+def joined(form: Products) -> list[tuple[int, Products]]:
+    """A function, and where it is a convolution of narrow groups, with several of them as one product each."""
+    group = group_of(form)
+    if group is None:
+        return [(1, form)]
+    counts = joinable(group.extent, form.column_count, form.anchors[0].reduced[-1].extent)
+    return [(n, form if n == 1 else join_groups(form, n)) for n in counts]
 
 
 def device_of(target: Target) -> DeviceSpec:

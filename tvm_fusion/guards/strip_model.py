@@ -1,0 +1,316 @@
+"""Strips of a convolution with few channels a group, and a model of where a multiprocessor's time goes with each.
+
+A thread computes a strip: some rows and columns of the image, of neighbouring channels where these are last. It loads
+each row of its window once, and keeps the sums in registers; nothing passes through shared memory. The template chooses
+its strip here (`schedules/cuda/strips`), and the planner predicts its time here. The model has four parts: what warps
+issue, loads through the first-level cache, traffic from the second-level cache, and the chain of dependent steps of one
+warp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+from ..devices import DeviceSpec, capability
+
+WARP = 32
+
+#: Bytes of the widest load.
+WIDEST = 16
+
+#: Multiply-adds of a thread up to which its code is written out: about what the instruction cache holds.
+UNROLLED = 2048
+
+#: Sums of a thread, and registers that its estimate may reach.
+SUMS, REGISTERS = 64, 160
+
+#: Registers for addresses, positions and the epilogue.
+ADDRESSES = 40
+
+#: Registers of weights up to which a thread that computes several rows keeps all of them.
+HELD = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What the search knows of a function: sums over windows that meet in elementwise outputs.
+
+    Attributes
+    ----------
+    channels : int
+        Neighbouring output channels that a thread may share out, a group's where each group reads its own input; 1
+        where channels are not last.
+    rows, columns : int
+        Positions of the output along the two axes of the window.
+    others : int
+        Other output elements: images, groups, and channels that are not last.
+    window, stride, dilation : tuple of (int, int)
+        Of the window, down and across.
+    depth : int
+        Positions of the window that a sum takes from other places: channels of a group's input.
+    nbytes : int
+        Bytes of an element of the operands.
+    own_data : bool
+        Whether each channel reads an input channel of its own (depthwise).
+    channels_last : bool
+        Whether neighbouring threads have neighbouring channels; else neighbouring columns.
+    vector : int
+        Neighbouring channels that can be loaded at once.
+    anchors : int
+        Such sums for each output element.
+    """
+
+    channels: int
+    rows: int
+    columns: int
+    others: int
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    depth: int
+    nbytes: int
+    own_data: bool
+    channels_last: bool
+    vector: int
+    anchors: int = 1
+
+    @property
+    def chunk(self) -> int:
+        """Input channels of a group that are loaded at once."""
+        return math.gcd(WIDEST // self.nbytes, self.depth) if self.channels_last else 1
+
+    @property
+    def taps(self) -> int:
+        """Positions of the window."""
+        return self.window[0] * self.window[1]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Tile:
+    """Sizes of a thread's and of a block's work.
+
+    Attributes
+    ----------
+    channels, rows, columns : int
+        Outputs of a thread along each axis.
+    threads : int
+        Threads of a block.
+    """
+
+    channels: int
+    rows: int
+    columns: int
+    threads: int
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a thread."""
+        return self.channels * self.rows * self.columns
+
+    def strips(self, problem: Problem) -> int:
+        """Threads that have work."""
+        return (
+            -(-problem.channels // self.channels)
+            * -(-problem.rows // self.rows)
+            * -(-problem.columns // self.columns)
+            * problem.others
+        )
+
+    def blocks(self, problem: Problem) -> int:
+        """Thread blocks of a kernel."""
+        return -(-self.strips(problem) // self.threads)
+
+    def products(self, problem: Problem) -> int:
+        """Multiply-adds of a thread for one chunk of input channels."""
+        return self.outputs * problem.taps * problem.chunk
+
+    def is_rolled(self, problem: Problem) -> bool:
+        """Whether rows of the window are a loop."""
+        return self.products(problem) > UNROLLED
+
+    def data_registers(self, problem: Problem) -> int:
+        """Registers of one row of the window as it is loaded."""
+        width = self.channels if problem.own_data else problem.chunk
+        each = -(-width * problem.nbytes // 4)
+        return each * len(reached(self.columns, problem, 1))
+
+    def weight_registers(self, problem: Problem) -> int:
+        """Registers of all weights of a chunk as they are loaded."""
+        each = -(-self.channels * problem.nbytes // 4)
+        return each * problem.taps * problem.chunk
+
+    def registers(self, problem: Problem) -> int:
+        """Estimated registers of a thread: sums, two rows of data, one of weights, addresses."""
+        width = self.channels if problem.own_data else problem.chunk
+        weights = self.channels * problem.window[1] * problem.chunk
+        if self.rows > 1:
+            weights = max(weights, min(self.weight_registers(problem), HELD))
+        sums = self.outputs * problem.anchors
+        return sums + 2 * self.data_registers(problem) + width + weights + ADDRESSES
+
+
+def reached(count: int, problem: Problem, axis: int) -> list[int]:
+    """Distinct positions of the input that so many neighbouring outputs read along an axis (0: down, 1: across)."""
+    stride, dilation = problem.stride[axis], problem.dilation[axis]
+    window = range(problem.window[axis])
+    return sorted({stride * i + dilation * k for i in range(count) for k in window})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Constants of the model, in cycles of a multiprocessor.
+
+    Not fitted yet: rates of issue, caches and latency are those fitted to multiply-add kernels on an H200
+    (`fma_model`), numbers of instructions are counted in what nvcc 13 makes of MobileNetV2's layers for sm_90.
+
+    Attributes
+    ----------
+    issue : float
+        Instructions of warps that are issued a cycle.
+    load, store, thread, convert : float
+        Instructions of a load with its predicate, of an output's epilogue, of a thread's positions, and of an element
+        that becomes float32.
+    line : float
+        Bytes a cycle from the first-level cache.
+    cache : float
+        Bytes a cycle from the second-level cache.
+    overlap : float
+        Exponent with which times that overlap add up.
+    chain, row : float
+        One warp's chain: cycles an instruction, and a row of the window beyond the first two.
+    latency, start : float
+        From a load to its data; what a kernel pays once.
+    clock : float
+        Cycles in a microsecond.
+    """
+
+    issue: float = 3.99
+    load: float = 2.5
+    store: float = 3.0
+    thread: float = 60.0
+    convert: float = 1.0
+    line: float = 110.0
+    cache: float = 88.3
+    overlap: float = 3.36
+    chain: float = 0.777
+    row: float = 150.0
+    latency: float = 524.0
+    start: float = 1240.0
+    clock: float = 1750.0
+
+
+RATES = Rates()
+
+#: FLOP/s of a multiprocessor for which multiply-adds are one instruction each.
+_FITTED_FLOPS = 67e12 / 132
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A strip with its predicted time in microseconds, launch included."""
+
+    tile: Tile
+    microseconds: float
+
+
+@functools.lru_cache(maxsize=4096)
+def best_strips(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
+    """Return the strips of least predicted time, best first; none where none fits.
+
+    Parameters
+    ----------
+    problem : Problem
+        The function.
+    device : DeviceSpec
+        The device.
+    count : int
+        How many at most.
+    """
+    found = []
+    sizes = (1, 2, 3, 4, 7, 8, 14)
+    for channels, rows, columns, threads in itertools.product(
+        (1, 2, 4, 8), sizes, sizes, (64, 128, 256)
+    ):
+        tile = Tile(channels, rows, columns, threads)
+        if _fits(problem, device, tile):
+            found.append(Choice(tile, predict(problem, device, tile)))
+    # Of strips that take the same time, the smallest in every field: the choice never depends on the machine.
+    found.sort(key=lambda choice: (round(choice.microseconds, 6), choice.tile))
+    return tuple(found[:count])
+
+
+def _fits(problem: Problem, device: DeviceSpec, tile: Tile) -> bool:
+    rolled = tile.is_rolled(problem)
+    return (
+        problem.vector % tile.channels == 0
+        and tile.channels * problem.nbytes <= WIDEST
+        and tile.rows <= problem.rows
+        and tile.columns <= problem.columns
+        # Where columns are neighbours in memory, a thread's begin where all of them can be stored at once.
+        and (problem.channels_last or (tile.columns <= 4 and problem.columns % tile.columns == 0))
+        and tile.outputs * problem.anchors <= SUMS
+        and tile.registers(problem) <= REGISTERS
+        and (not rolled or (tile.rows == 1 and _row_products(problem, tile) <= UNROLLED))
+        and tile.threads <= device.max_threads_per_block
+    )
+
+
+def _row_products(problem: Problem, tile: Tile) -> int:
+    return tile.outputs * problem.window[1] * problem.chunk
+
+
+def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
+    """Predicted time of one strip in microseconds, launch included."""
+    wide = problem.nbytes < 4
+    chunks = problem.depth // problem.chunk
+    down, across = (len(reached(n, problem, i)) for i, n in enumerate((tile.rows, tile.columns)))
+    width = tile.channels if problem.own_data else problem.chunk
+    loads = down * across * chunks
+    again = tile.rows if tile.weight_registers(problem) > HELD else 1
+    weights = problem.taps * problem.depth * again
+    slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
+    products = tile.outputs * problem.taps * problem.depth * slowness
+    converted = (loads * width + weights * tile.channels) * rates.convert if wide else 0.0
+    issued = (loads + weights) * rates.load + converted + products
+    issued = problem.anchors * issued + tile.outputs * rates.store + rates.thread
+    # Lanes beside each other load neighbouring bytes; where channels are not last, every so many columns' ones.
+    apart = 1 if problem.channels_last else tile.columns * problem.stride[1]
+    lines = loads * max(4, width * problem.nbytes * apart) + weights * tile.channels * problem.nbytes
+    read = down * chunks * width * problem.nbytes * min(across, tile.columns * problem.stride[1])
+    traffic = problem.anchors * read + tile.outputs * problem.nbytes
+    strips = tile.strips(problem)
+    blocks = tile.blocks(problem)
+    share = -(-blocks // device.multiprocessors)
+    # Threads of a multiprocessor that has most of them.
+    threads = min(share * tile.threads, -(-strips // WARP) * WARP)
+    waves = -(-share // min(share, _resident(problem, device, tile)))
+    steps = problem.anchors * max(0, down * chunks - 2)
+    chain = issued * rates.chain + steps * rates.row
+    p = rates.overlap
+    busy = (threads / WARP * issued / rates.issue) ** p
+    busy += (problem.anchors * threads * lines / rates.line) ** p
+    busy += (threads * traffic / rates.cache) ** p + (waves * chain) ** p
+    return (rates.start + rates.latency + busy ** (1 / p)) / rates.clock
+
+
+def _resident(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
+    """Blocks that are on a multiprocessor together."""
+    registers = -(-tile.registers(problem) // 8) * 8
+    return max(
+        1,
+        min(
+            device.registers_per_multiprocessor // (registers * tile.threads),
+            device.max_threads_per_multiprocessor // tile.threads,
+            device.max_blocks_per_multiprocessor,
+        ),
+    )
+
+
+def supports(device: DeviceSpec, dtype: str) -> bool:
+    """Whether the template has kernels for a type on a device: chips before sm_80 have no bfloat16."""
+    if device.kind != "cuda" or dtype not in ("float32", "float16", "bfloat16"):
+        return False
+    return dtype != "bfloat16" or capability(device.arch) >= 80
