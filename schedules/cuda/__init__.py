@@ -15,6 +15,7 @@ from .partitioned import Partitioned
 from .pooling import Pooling
 from .rows import RowReduction
 from .simt.template import MultiplyAdd
+from .strips.template import StripConvolution
 from .tensor_core.row_template import TensorRows
 from .tensor_core.template import TensorCore
 
@@ -29,6 +30,7 @@ TEMPLATES = tuple(
         Partitioned,
         Elementwise,
         Gated,
+        StripConvolution,
         TensorRows,
         TensorCore,
         MultiplyAdd,

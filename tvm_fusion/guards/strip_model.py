@@ -278,7 +278,9 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     issued = problem.anchors * issued + tile.outputs * rates.store + rates.thread
     # Lanes beside each other load neighbouring bytes; where channels are not last, every so many columns' ones.
     apart = 1 if problem.channels_last else tile.columns * problem.stride[1]
-    lines = loads * max(4, width * problem.nbytes * apart) + weights * tile.channels * problem.nbytes
+    lines = (
+        loads * max(4, width * problem.nbytes * apart) + weights * tile.channels * problem.nbytes
+    )
     read = down * chunks * width * problem.nbytes * min(across, tile.columns * problem.stride[1])
     traffic = problem.anchors * read + tile.outputs * problem.nbytes
     strips = tile.strips(problem)

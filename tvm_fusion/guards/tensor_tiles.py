@@ -239,7 +239,9 @@ def joinable(groups: int, columns: int, channels: int) -> list[int]:
         Output and input channels of a group.
     """
     widest = max(columns, channels)
-    return [n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * widest <= _JOINED)]
+    return [
+        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * widest <= _JOINED)
+    ]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ....compat import ir, tirx
+from ....compat import ir
 from ....guards.fma_tiles import VECTOR
 from ...analysis import nodes_of
-from ..tensor_core.affine import Copy, as_copy, coefficients, flat_offset, uses
+from ..tensor_core.affine import Copy, as_copy, flat_offset, steps_in, uses
 from ..tensor_core.form import InnerSum, Iterator, Operand
 
 
@@ -60,9 +60,11 @@ def access_of(
     """
     last = next((i for i in reversed(across) if i.extent > 1), None)
     copy = as_copy(operand.value, inner)
-    steps = None if copy is None else _steps(copy.offset)
+    steps = None if copy is None else steps_in(copy.offset)
     if copy is None or steps is None:
-        found = [_steps(flat_offset(load)) or {} for load in nodes_of(operand.value, ir.TensorLoad)]
+        found = [
+            steps_in(flat_offset(load)) or {} for load in nodes_of(operand.value, ir.TensorLoad)
+        ]
         along = [any(_is_one(numbers, i) for i in reduced) for numbers in found]
         lines = [last is not None and _is_one(numbers, last) for numbers in found]
         return Access(None, {}, any(along) and not any(lines), 1)
@@ -74,17 +76,6 @@ def access_of(
             width = 1
         return Access(copy, steps, False, width)
     return Access(copy, steps, any(_is_one(steps, i) for i in reduced), 1)
-
-
-def _steps(offset: tirx.PrimExpr) -> dict[int, int] | None:
-    """Coefficients of an offset by the variable's handle (0: the rest); None when it is not affine."""
-    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
-    if not variables:
-        return {0: int(offset)} if isinstance(offset, tirx.IntImm) else None
-    numbers = coefficients(offset, variables)
-    if numbers is None or len(numbers) != len(variables) + 1:
-        return None
-    return dict(zip([*(v.__chandle__() for v in variables), 0], numbers, strict=True))
 
 
 def _is_one(steps: Mapping[int, int], iterator: Iterator) -> bool:

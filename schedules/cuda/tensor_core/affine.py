@@ -105,6 +105,18 @@ def coefficients(offset: tirx.PrimExpr, variables: list[tirx.Var]) -> list[int] 
     return [int(n) for n in numbers]
 
 
+def steps_in(offset: tirx.PrimExpr) -> dict[int, int] | None:
+    """Coefficients of an offset by the variable's handle (0: the rest); None when it is not affine with numbers."""
+    variables = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
+    if not variables:
+        simple = sym.Analyzer().simplify(offset)
+        return {0: int(simple)} if isinstance(simple, tirx.IntImm) else None
+    numbers = coefficients(offset, variables)
+    if numbers is None or len(numbers) != len(variables) + 1:
+        return None
+    return dict(zip([*(v.__chandle__() for v in variables), 0], numbers, strict=True))
+
+
 def contiguous_iterator(value: tirx.PrimExpr, candidates: list[Iterator]) -> Iterator | None:
     """The iterator along which a guarded read touches neighbouring elements."""
     copy = as_copy(value)

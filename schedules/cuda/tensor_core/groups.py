@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ....compat import ir, sym, tirx
 from ...analysis import nodes_of
-from .affine import coefficients, flat_offset, substitute
+from .affine import flat_offset, steps_in, substitute
 from .form import Anchor, Iterator, Operand, Products, Store
 
 
@@ -118,18 +118,9 @@ def group_of(form: Products) -> Iterator | None:
     if anchor.copies or len(loads) != 1 or not anchor.reduced:
         return None
     last = anchor.reduced[-1]
-    steps = coefficients_of(flat_offset(loads[0]), [batch[0].var, last.var])
-    return batch[0] if steps == [last.extent, 1] else None
-
-
-def coefficients_of(offset: tirx.PrimExpr, variables: Sequence[tirx.Var]) -> list[int] | None:
-    """Coefficients of some variables of an affine expression; None when it is not affine."""
-    everything = list({v.__chandle__(): v for v in nodes_of(offset, tirx.Var)}.values())
-    numbers = coefficients(offset, everything) if everything else None
-    if numbers is None:
-        return None
-    known = {v.__chandle__(): n for v, n in zip(everything, numbers, strict=False)}
-    return [known.get(v.__chandle__(), 0) for v in variables]
+    steps = steps_in(flat_offset(loads[0])) or {}
+    found = [steps.get(v.__chandle__()) for v in (batch[0].var, last.var)]
+    return batch[0] if found == [last.extent, 1] else None
 
 
 def join_groups(form: Products, count: int) -> Products:
@@ -153,7 +144,9 @@ def join_groups(form: Products, count: int) -> Products:
     own = wide.var // number(column.extent)
     first = outer.var * number(count)
     ranges = (outer, inner, wide, last)
-    output = _Simplifier({group.var: first + own, column.var: wide.var % number(column.extent)}, ranges)
+    output = _Simplifier(
+        {group.var: first + own, column.var: wide.var % number(column.extent)}, ranges
+    )
     data = _Simplifier({group.var: first + inner.var}, ranges)
     weight = output(anchor.columns.value)
     zero = tirx.const(0, str(weight.ty))

@@ -87,7 +87,7 @@ def access_of(
 def _run(
     iterators: Sequence[Iterator], steps: Mapping[int, int], copy: Copy
 ) -> tuple[int, set[int]]:
-    """How many neighbours in memory the last iterators walk, under the same conditions, and which iterators they are."""
+    """How many neighbours in memory the last iterators walk under the same conditions, and which they are."""
     run, inside = 1, set()
     for iterator in reversed([i for i in iterators if i.extent > 1]):
         conditional = any(uses(condition, iterator.var) for condition in copy.conditions)

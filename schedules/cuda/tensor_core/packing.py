@@ -75,7 +75,7 @@ def _want(
 def _axes(
     load: ir.TensorLoad, reduced: tuple[Iterator, ...], reduced_first: bool
 ) -> list[int] | None:
-    """Dimensions with those of the reduction last (or first); None where one has an iterator of it and something else."""
+    """Dimensions with those of the reduction last (or first); None where one mixes an iterator of it with others."""
     order = {iterator.var.__chandle__(): place for place, iterator in enumerate(reduced)}
     inside, outside = [], []
     for dim, index in enumerate(load.indices):
