@@ -12,6 +12,7 @@ from ..devices import DeviceSpec
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .fma_products import depthwise_fma, fma_footprint
+from .grouped_products import grouped_footprint, is_grouped
 from .needs import (
     BASE_REGISTERS,
     PER_ACCUMULATOR,
@@ -138,7 +139,9 @@ def _contraction(
     form, join = proposal.option("form"), proposal.option("join")
     parts = [contraction_of(graph, a) for a in dense]
     executed = _executed_flops(graph, proposal, parts, flops)
-    if multiplies_on_tensor_cores(graph, dense, device):
+    if is_grouped(dense):
+        found = grouped_footprint(graph, proposal, dense, executed, device)
+    elif multiplies_on_tensor_cores(graph, dense, device):
         found = tensor_footprint(graph, proposal, dense, executed, device)
     else:
         found = fma_footprint(graph, proposal, dense, executed, device)

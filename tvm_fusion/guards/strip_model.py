@@ -30,6 +30,9 @@ SUMS, REGISTERS = 64, 160
 #: Registers for addresses, positions and the epilogue.
 ADDRESSES = 40
 
+#: Input channels of a group up to which this is worth it: with more, tiles in shared memory are read more often.
+MOST_CHANNELS = 32
+
 #: Registers of weights up to which a thread that computes several rows keeps all of them.
 HELD = 40
 
@@ -188,8 +191,8 @@ class Rates:
     """
 
     issue: float = 3.99
-    load: float = 2.5
-    store: float = 3.0
+    load: float = 1.5
+    store: float = 4.0
     thread: float = 60.0
     convert: float = 1.0
     line: float = 110.0
@@ -229,6 +232,8 @@ def best_strips(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[C
     count : int
         How many at most.
     """
+    if problem.depth > MOST_CHANNELS:
+        return ()
     found = []
     sizes = (1, 2, 3, 4, 7, 8, 14)
     for channels, rows, columns, threads in itertools.product(

@@ -8,7 +8,7 @@ import functools
 from ....compat import Target, ir, tirx
 from ....guards.fma_model import best_tiles
 from ...analysis import nodes_of
-from ...base import PACKED, ScheduleTemplate
+from ...base import PACKED, ScheduleTemplate, arch_number
 from ...decisions import OF_CHOICE, alternatives
 from ..contraction import stages_in_shared
 from ..tensor_core.affine import uses
@@ -34,13 +34,10 @@ class MultiplyAdd(ScheduleTemplate):
 
     def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form or type, or is too small."""
-        form = None if stages_in_shared(func) else products(func, symmetric=True)
-        if form is None or not fits(form):
+        found = _products_of(func)
+        if found is None:
             return None
-        numbers = constants_of(func)
-        form, packed = pack(form, numbers, reduction_first=True)
-        constants = tuple(form.params[number] for number in sorted(numbers))
-        form = dataclasses.replace(form, constants=constants)
+        form, packed = found
         problem, device = problem_of(form), device_of(target)
         ranked = functools.partial(best_tiles, problem, device)
         for choice in alternatives("tile", ranked, **OF_CHOICE):
@@ -48,6 +45,26 @@ class MultiplyAdd(ScheduleTemplate):
             made = kernel(form, choice.tile, requested)
             return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+def _products_of(func: tirx.PrimFunc) -> tuple[Products, dict[str, list[int]]] | None:
+    """A function in the form of this template, and its permuted parameters."""
+    form = None if stages_in_shared(func) else products(func, symmetric=True)
+    if form is None or not fits(form):
+        return None
+    numbers = constants_of(func)
+    form, packed = pack(form, numbers, reduction_first=True)
+    constants = tuple(form.params[number] for number in sorted(numbers))
+    return dataclasses.replace(form, constants=constants), packed
+
+
+def predicted(func: tirx.PrimFunc, target: Target) -> float | None:
+    """Microseconds that this template's model predicts for a function; None where it does not take it."""
+    found = _products_of(func) if arch_number(target) >= MultiplyAdd.min_arch else None
+    if found is None:
+        return None
+    chosen = best_tiles(problem_of(found[0]), device_of(target))
+    return chosen[0].microseconds if chosen else None
 
 
 def fits(form: Products) -> bool:

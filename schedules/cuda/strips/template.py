@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from ....compat import Target, tirx
 from ....guards.strip_model import best_strips
 from ...base import PACKED, ScheduleTemplate
+from ...decisions import OF_CHOICE, alternatives
 from ..model import widens_bfloat16
+from ..simt.template import predicted as by_multiply_adds
 from ..tensor_core.template import constants_of, device_of
+from ..tensor_core.template import predicted as on_tensor_cores
 from .form import pack, problem_of, strips
 from .kernel import kernel
 
@@ -17,16 +22,28 @@ class StripConvolution(ScheduleTemplate):
     name = "strips"
     kind = "cuda"
 
-    def apply(
-        self, func: tirx.PrimFunc, target: Target, tunable: bool = False
-    ) -> tirx.PrimFunc | None:
-        """Return the kernel; None when the function has another form."""
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+        """Return the kernel; None when the function has another form, or is a product that takes less time."""
         # Before sm_80 TVM computes bfloat16 on integers.
         form = None if widens_bfloat16(func, target) else strips(func)
         if form is None:
             return None
         form, packed = pack(form, constants_of(func))
-        for choice in best_strips(problem_of(form), device_of(target)):
+        problem, device = problem_of(form), device_of(target)
+        best = best_strips(problem, device)
+        if not best or (
+            any(anchor.rest for anchor in form.anchors)
+            and _is_product(func, target, best[0].microseconds)
+        ):
+            return None
+        ranked = functools.partial(best_strips, problem, device)
+        for choice in alternatives("tile", ranked, **OF_CHOICE):
             made = kernel(form, choice.tile)
             return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+def _is_product(func: tirx.PrimFunc, target: Target, microseconds: float) -> bool:
+    """Whether a template of products computes a grouped convolution in less time."""
+    times = [predicted(func, target) for predicted in (on_tensor_cores, by_multiply_adds)]
+    return min((t for t in times if t is not None), default=microseconds) < microseconds

@@ -45,7 +45,8 @@ class TensorCore(ScheduleTemplate):
         member, device = is_member(func), device_of(target)
         best = _search(func, target)
         ranked = functools.partial(_ranked, forms, device, best)
-        for chosen in alternatives("groups", ranked, **_OF_GROUPS) if len(forms) > 1 else ranked(1):
+        count = operator.attrgetter("count")
+        for chosen in alternatives("groups", ranked, values=count) if len(forms) > 1 else ranked(1):
             problem = problem_of(chosen.form)
             for choice in alternatives("tile", functools.partial(best, problem, device), **OF_CHOICE):
                 tile = choice.tile
@@ -54,13 +55,6 @@ class TensorCore(ScheduleTemplate):
                 made = write(chosen.form, tile, requested)
                 return made.with_attr(PACKED, packed) if packed else made
         return None
-
-
-#: Arguments of `alternatives` for `Joined`.
-_OF_GROUPS = {
-    "values": operator.attrgetter("count"),
-    "microseconds": operator.attrgetter("microseconds"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
