@@ -163,12 +163,19 @@ class CudaChecks:
         target = parse_target(f"cuda:{arch}")
         scheduled, name = schedule(group.func, target)
         assert name == template
+        return CudaChecks.check_kernel(group, scheduled, target, positions)
+
+    @staticmethod
+    def check_kernel(
+        group: LoweredGroup, scheduled, target, positions: bool = False, backwards=(False, True)
+    ) -> str:
+        """Check the values of a group's kernel, in these thread orders. Return its code."""
         source = cuda_emulation.cuda_source(scheduled, target)
         assert len(cuda_emulation.kernels(source)) == 1
         inputs, arrays = group.arrays(coded_positions if positions else random_values)
         arrays = packed_arrays(scheduled, arrays)
         expected = Reference(group.mod, group.dtype)(*inputs)
-        for backward in (False, True):
+        for backward in backwards:
             results = cuda_emulation.run(
                 scheduled, arrays, target, source=source, backward=backward
             )
