@@ -119,11 +119,12 @@ def test_convolution_norm_relu_on_a_map_of_4_mib(kept, before):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "nbytes", "before", "after"), [("float16", 2, 4.3, 24.3), ("float32", 4, 2.1, 12.1)]
+    ("dtype", "layout", "nbytes", "before", "after"),
+    [("float16", "NHWC", 2, 4.3, 24.3), ("float32", "NCHW", 4, 2.1, 12.1)],
 )
-def test_depthwise_and_pointwise(dtype, nbytes, before, after):
+def test_depthwise_and_pointwise(dtype, layout, nbytes, before, after):
     """Alone the depthwise one has 2 to 3 FLOP/B and the pair 15 and more; all operators 4.3 → 24."""
-    graph = graph_of(depthwise_pointwise(dtype=dtype))
+    graph = graph_of(depthwise_pointwise(dtype=dtype, layout=layout))
     plan = planned(graph)
     launches, moved, flops = totals(plan)
     assert launches == (6, 1)

@@ -99,21 +99,43 @@ CASES = [
 
 #: From sm_80 on other templates take dense convolutions: of float32, and of 16-bit types with channels last.
 ARCH = "sm_75"
-#: Names of those that stay.
-GROUPED = ("depthwise", "depthwise multiplier", "grouped", "grouped 1x1", "17 channels a group")
+#: Templates of those with groups, whose strips need no new instructions, on sm_75 and on sm_90.
+GROUPED = {
+    "depthwise": ("strips", "strips"),
+    "depthwise multiplier": ("strips", "strips"),
+    "grouped": ("strips", "multiply_add"),
+    "grouped 1x1": ("conv2d", "multiply_add"),
+    "17 channels a group": ("strips", "multiply_add"),
+}
 
 
 @pytest.mark.parametrize(("build", "shapes", "dtype", "outputs"), CASES)
-def test_values(cuda, build, shapes, dtype, outputs):
+def test_values(cuda, request, build, shapes, dtype, outputs):
     func = cuda.function(build, *shapes, dtype=dtype)
-    cuda.check(func, "conv2d", outputs, arch=ARCH)
+    template, _ = GROUPED.get(request.node.callspec.id, ("conv2d", None))
+    cuda.check(func, template, outputs, arch=ARCH)
 
 
 @pytest.mark.parametrize(
     ("build", "shapes", "dtype", "outputs"), [case for case in CASES if case.id in GROUPED]
 )
-def test_groups_on_newer_chips(cuda, build, shapes, dtype, outputs):
-    cuda.check(cuda.function(build, *shapes, dtype=dtype), "conv2d", outputs, arch="sm_90")
+def test_groups_on_newer_chips(cuda, request, build, shapes, dtype, outputs):
+    _, template = GROUPED[request.node.callspec.id]
+    cuda.check(cuda.function(build, *shapes, dtype=dtype), template, outputs, arch="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes", "dtype", "outputs"), [case for case in CASES if case.id in GROUPED]
+)
+def test_groups_by_this_template(cuda, build, shapes, dtype, outputs):
+    """The template still takes them where no other one does."""
+    func = cuda.function(build, *shapes, dtype=dtype)
+    target = cuda.target("cuda:sm_90")
+    made = cuda.template("conv2d").apply(func, target)
+    inputs = cuda.inputs(func)
+    (expected,) = cuda.expected(func, inputs)
+    (result,) = cuda_emulation.run(made, inputs, target)
+    assert np.abs(result - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
 def test_dense_convolutions_on_newer_chips_are_left_to_others(cuda):

@@ -47,7 +47,9 @@ def grouped(
     x = b.input("x", shape)
     value = x if before is None else b.op("before", before(x))
     each = channels // groups
-    weight = (outputs, window, window, each) if layout == "NHWC" else (outputs, each, window, window)
+    weight = (
+        (outputs, window, window, each) if layout == "NHWC" else (outputs, each, window, window)
+    )
     call = op.nn.conv2d(
         value,
         b.const(*weight, scale=1 / window),
@@ -108,7 +110,12 @@ CASES = {
         Tile(1, 2, 4, 64),
         "sm_80",
     ),
-    "bfloat16": (((9, 9), 24), {"dtype": "bfloat16", "after": op.nn.silu}, Tile(8, 2, 2, 64), "sm_80"),
+    "bfloat16": (
+        ((9, 9), 24),
+        {"dtype": "bfloat16", "after": op.nn.silu},
+        Tile(8, 2, 2, 64),
+        "sm_80",
+    ),
     "bfloat16, one by one": (((7, 7), 7), {"dtype": "bfloat16"}, Tile(1, 2, 2, 64), "sm_90"),
     "4 channels a group": (
         ((9, 9), 32),
@@ -141,9 +148,7 @@ CASES = {
 def group_of(cuda, name: str):
     """One of the functions above."""
     arguments, options, *_ = CASES[name]
-    return cuda.group(
-        grouped(*arguments, **options), "vertical", options.get("dtype", "float16")
-    )
+    return cuda.group(grouped(*arguments, **options), "vertical", options.get("dtype", "float16"))
 
 
 @pytest.mark.parametrize("positions", [True, False], ids=["positions", "random"])
@@ -185,7 +190,9 @@ def test_weights_that_may_change(cuda):
     assert PACKED not in scheduled.attrs
     source = cuda.check_group(group, "strips")
     # Nothing is read before the previous kernel is complete.
-    assert source.index("tvmf_wait_for_previous();") < source.index("tvmf_load_global_2(", source.index("__global__"))
+    assert source.index("tvmf_wait_for_previous();") < source.index(
+        "tvmf_load_global_2(", source.index("__global__")
+    )
 
 
 def test_constant_weights_are_read_before_the_previous_kernel_is_complete(cuda):
@@ -284,8 +291,9 @@ def test_a_strip_is_loads_and_multiply_adds(cuda):
     source = cuda_emulation.cuda_source(made, target)
     body = source[source.rindex("__global__") :]
     assert len(re.findall(r"tvmf_load_global_16\(.*x_ptr", body)) == 4 * 6
-    assert len(re.findall(r"tvmf_load_global_16\(.*const0_ptr", body)) == 9 or len(
-        re.findall(r"tvmf_load_global_16\(.*const0_ptr", body)
-    ) == 2 * 9
+    assert (
+        len(re.findall(r"tvmf_load_global_16\(.*const0_ptr", body)) == 9
+        or len(re.findall(r"tvmf_load_global_16\(.*const0_ptr", body)) == 2 * 9
+    )
     (found,) = kernel_resources(source, "sm_90").values()
     assert found.spill_bytes == 0

@@ -182,10 +182,14 @@ class Rates:
         Bytes a cycle from the second-level cache.
     overlap : float
         Exponent with which times that overlap add up.
-    chain, row : float
-        One warp's chain: cycles an instruction, and a row of the window beyond the first two.
+    chain, row, end : float
+        One warp's chain: cycles an instruction, a row of the window beyond the first two, and an output.
     latency, start : float
-        From a load to its data; what a kernel pays once.
+        From a load to its data, which a strip waits for twice (its window, the epilogue's operands); what a kernel pays
+        once.
+    doubt : float
+        Factor on the time while the constants are not fitted: kernels that were measured are preferred unless these
+        win clearly. 1 once they are.
     clock : float
         Cycles in a microsecond.
     """
@@ -200,9 +204,11 @@ class Rates:
     overlap: float = 3.36
     chain: float = 0.777
     row: float = 150.0
+    end: float = 10.0
     latency: float = 524.0
     start: float = 1240.0
     clock: float = 1750.0
+    doubt: float = 1.3
 
 
 RATES = Rates()
@@ -295,12 +301,13 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     threads = min(share * tile.threads, -(-strips // WARP) * WARP)
     waves = -(-share // min(share, _resident(problem, device, tile)))
     steps = problem.anchors * max(0, down * chunks - 2)
-    chain = issued * rates.chain + steps * rates.row
+    chain = issued * rates.chain + steps * rates.row + tile.outputs * rates.end
     p = rates.overlap
     busy = (threads / WARP * issued / rates.issue) ** p
     busy += (problem.anchors * threads * lines / rates.line) ** p
     busy += (threads * traffic / rates.cache) ** p + (waves * chain) ** p
-    return (rates.start + rates.latency + busy ** (1 / p)) / rates.clock
+    cycles = rates.start + 2 * rates.latency + busy ** (1 / p)
+    return rates.doubt * cycles / rates.clock
 
 
 def _resident(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
