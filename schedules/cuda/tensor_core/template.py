@@ -48,7 +48,9 @@ class TensorCore(ScheduleTemplate):
         count = operator.attrgetter("count")
         for chosen in alternatives("groups", ranked, values=count) if len(forms) > 1 else ranked(1):
             problem = problem_of(chosen.form)
-            for choice in alternatives("tile", functools.partial(best, problem, device), **OF_CHOICE):
+            for choice in alternatives(
+                "tile", functools.partial(best, problem, device), **OF_CHOICE
+            ):
                 tile = choice.tile
                 requested = 0 if member else tile.requested_bytes(problem, device)
                 write = warpgroup_kernel if tile.warpgroup else kernel
