@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tvm_fusion.schedules.cuda import TEMPLATES
 
 from tvm_fusion import config
 from tvm_fusion.cli.command import ModelOptions, option
@@ -84,6 +85,21 @@ def test_fields_of_a_trial() -> None:
     assert f"the number **{TRIAL_SCHEMA}**" in section
 
 
+def test_every_cuda_template_is_told() -> None:
+    assert documented(page("kernels.md")) == {template.name for template in TEMPLATES}
+
+
+def test_files_named_in_the_docs_exist() -> None:
+    """Names with a folder or of a module, as ``guards/tiling.py``, are files of the package."""
+    folders = (
+        ROOT, ROOT / "tvm_fusion", ROOT / "tvm_fusion/guards", ROOT / "schedules/cuda/tensor_core", ROOT / "benchmarks",
+    )  # fmt: skip
+    pages = (*ROOT.glob("docs/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md")
+    for file in pages:
+        for name in re.findall(r"`([\w/]+\.(?:py|cc))`", file.read_text(encoding="utf-8")):
+            assert any((folder / name).exists() for folder in folders), f"{file.name}: {name}"
+
+
 def test_model_options() -> None:
     section = page("cli.md").split("## Options of a model\n")[1].split("\n## ")[0]
     options = {name.split()[0] for name in documented(section)}
@@ -105,7 +121,8 @@ def test_every_field_of_the_configuration_is_an_option_with_its_default() -> Non
 
 
 def test_links_lead_somewhere() -> None:
-    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tutorials/*.md")]:
+    folders = ("", "docs/", "tutorials/", "benchmarks/", "benchmarks/results/")
+    for file in [file for folder in folders for file in ROOT.glob(f"{folder}*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
             assert "://" in link or (file.parent / link).exists(), f"{file.name}: {link}"
 

@@ -45,7 +45,8 @@ class FusionConfig:
     max_recompute : float
         Largest number of times that a value may be computed inside a group, on average.
     max_shared_memory : int or None
-        Most bytes of shared memory that a block may need; None for the target's static limit.
+        Most bytes of shared memory that a block may need; None for the target's limit (the opt-in
+        one for kernels that size it at launch).
     max_registers : int or None
         Most registers of a thread; None for the target's limit.
     min_occupancy : float

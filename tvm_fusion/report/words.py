@@ -28,7 +28,7 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
         "elementwise": "one pointwise kernel",
         "partitioned": "blocks divided among the members",
         "back_to_back": "two anchors, the first one's tile kept on chip",
-        "anchor_row": "whole rows in one block, from the product to the normalisation",
+        "anchor_row": "a product and the normalisation of its rows, each in one block or one cluster",
     },
     "join": {
         "apart": "results returned apart",
