@@ -18,7 +18,9 @@ from tvm_fusion.schedules.cuda.tensor_core.tile import problem_of
 from tvm_fusion.schedules.cuda.tensor_core.warpgroup import warpgroup_kernel
 
 from tvm_fusion.build.ptxas import kernel_resources
+from tvm_fusion.devices import DEVICES
 from tvm_fusion.guards.tensor_tiles import Problem, Tile
+from tvm_fusion.guards.warpgroup_tiles import warpgroup_tiles
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module, packed_arrays
@@ -157,6 +159,15 @@ class TensorCoreChecks:
         made, name = schedule(function.func, parse_target(f"cuda:{arch}"))
         assert template is None or name == template
         return made
+
+    @classmethod
+    def on_arch(cls, function: Function, arch: str):
+        """The registry's kernel for an arch; on sm_90a one with warpgroup instructions, where they fit.
+
+        The registry would not choose these for functions as small as those of the tests.
+        """
+        found = warpgroup_tiles(cls.problem(function), DEVICES["sm_90"]) if arch == "sm_90a" else ()
+        return cls.tiled(function, found[0].tile) if found else cls.scheduled(function, arch=arch)
 
     @staticmethod
     def tiled(function: Function, tile: Tile):

@@ -108,15 +108,35 @@ def group(tensor, name: str):
     return tensor.group(make(), strategy, dtype, **options)
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"])
-@pytest.mark.parametrize("name", GROUPS)
+#: The instructions of sm_80, launches that overlap, warpgroup instructions.
+ARCHS = ("sm_80", "sm_90", "sm_90a")
+
+
+def on_archs(names) -> list:
+    """Every name with every arch: each arch in turn has one that is not slow."""
+    return [
+        pytest.param(
+            name,
+            arch,
+            id=f"{name}-{arch}",
+            marks=pytest.mark.slow if (i + j) % len(ARCHS) else (),
+        )
+        for i, name in enumerate(names)
+        for j, arch in enumerate(ARCHS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "arch"), on_archs(GROUPS))
 def test_values(tensor, name, arch):
     function = group(tensor, name)
     assert function.constants
-    tensor.check(function, tensor.scheduled(function, arch=arch), arch=arch)
+    source = tensor.check(function, tensor.on_arch(function, arch), arch=arch)
+    assert ("wgmma.mma_async" in source) == (arch == "sm_90a")
 
 
-@pytest.mark.parametrize("name", ["3 apart", "sum of 4 ReLUs", "separable", "joined products"])
-def test_values_of_weights_that_may_change(tensor, name):
+@pytest.mark.parametrize(
+    ("name", "arch"), on_archs(["3 apart", "sum of 4 ReLUs", "separable", "joined products"])
+)
+def test_values_of_weights_that_may_change(tensor, name, arch):
     function = group(tensor, name).unpacked
-    tensor.check(function, tensor.scheduled(function))
+    tensor.check(function, tensor.on_arch(function, arch), arch=arch)

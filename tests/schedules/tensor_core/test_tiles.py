@@ -300,28 +300,6 @@ def test_the_search_keeps_to_the_chip(arch):
             assert choice.microseconds > 0
 
 
-def test_warpgroup_tiles_keep_to_the_chip():
-    device = DEVICES["sm_90"]
-    for problem in (
-        Problem(3136, 64, 1, (576,), (1,), reduction_inner=True),
-        Problem(16384, 64, 1, (576,), (4,), reduction_inner=True),
-        Problem(512, 1536, 1, (512,), (1,), 64, reduction_inner=True),
-        Problem(12544, 512, 1, (32,), (1,), 0, 512, 9, reduction_inner=True),
-    ):
-        found = warpgroup_tiles(problem, device, 40)
-        assert found
-        for choice in found:
-            tile = choice.tile
-            assert tile.warpgroup and tile.depth == 64 and tile.warp_depth == 1
-            assert tile.requested_bytes(problem, device) <= device.shared_memory_per_block_optin
-            assert tile.rows == 16 * tile.warp_rows and tile.warp_rows % 4 == 0
-            assert tile.columns % (8 * tile.warp_columns) == 0
-            assert not problem.part or problem.part % (tile.columns // tile.warp_columns) == 0
-        assert not warpgroup_tiles(dataclasses.replace(problem, reduction_inner=False), device)
-        for other in ("sm_80", "sm_100", "sm_120"):
-            assert not warpgroup_tiles(problem, DEVICES[other])
-
-
 def test_a_larger_problem_takes_longer():
     device = DEVICES["sm_90"]
     times = [

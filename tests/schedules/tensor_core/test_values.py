@@ -261,10 +261,34 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("build", "shapes", "outputs", "constants", "dtype", "tolerance"), CASES)
-def test_values(tensor, build, shapes, outputs, constants, dtype, tolerance):
+#: The instructions of sm_80, launches that overlap, warpgroup instructions.
+ARCHS = ("sm_80", "sm_90", "sm_90a")
+
+
+def on_archs(cases) -> list:
+    """Every case on every arch: each arch in turn has one that is not slow."""
+    return [
+        pytest.param(
+            *case.values,
+            arch,
+            id=f"{case.id}-{arch}",
+            marks=pytest.mark.slow if (i + j) % len(ARCHS) else (),
+        )
+        for i, case in enumerate(cases)
+        for j, arch in enumerate(ARCHS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes", "outputs", "constants", "dtype", "tolerance", "arch"), on_archs(CASES)
+)
+def test_values(tensor, build, shapes, outputs, constants, dtype, tolerance, arch):
     function = tensor.function(build, *shapes, dtype=dtype, constants=constants, outputs=outputs)
-    tensor.check(function, tensor.scheduled(function), tolerance=tolerance)
+    made = tensor.on_arch(function, arch)
+    source = tensor.check(function, made, tolerance=tolerance, arch=arch)
+    problem = tensor.problem(function)
+    takes = arch == "sm_90a" and problem.reduction_inner and problem.rows > 16
+    assert ("wgmma.mma_async" in source) == takes
 
 
 @pytest.mark.parametrize(("build", "kind"), [(positive, "bool"), (whole_numbers, "int32")])
