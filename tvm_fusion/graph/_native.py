@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -242,5 +243,4 @@ class Dataflow:
 
 def _flatten(lists: Sequence[Sequence[int]]) -> tuple[bytes, bytes]:
     """Lengths of lists, and their elements one after another."""
-    lengths = pack(len(part) for part in lists)
-    return lengths, pack(number for part in lists for number in part)
+    return pack(map(len, lists)), pack(itertools.chain.from_iterable(lists))

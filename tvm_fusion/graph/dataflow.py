@@ -296,16 +296,27 @@ class DataflowGraph:
 
     def external_inputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Tensors that a set of operators reads and does not produce, in first-use order."""
+        if isinstance(names, tuple) and len(names) == 1:  # every operator is asked about alone
+            return tuple(dict.fromkeys(self.by_name[names[0]].inputs))
         found = self.core.external_inputs([self.index[name] for name in names])
         return tuple(self._tensor_names[i] for i in found)
 
     def external_outputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Tensors that a set of operators produces and that are read outside it (or returned)."""
+        if isinstance(names, tuple) and len(names) == 1:
+            made = self.by_name[names[0]].outputs
+            return tuple(t for t in made if self.consumers[t] or t in self.outputs)
         found = self.core.external_outputs([self.index[name] for name in names])
         return tuple(self._tensor_names[i] for i in found)
 
     def traffic(self, names: Iterable[str]) -> tuple[int, int]:
         """Bytes read and written by one kernel that computes a set of operators."""
+        if isinstance(names, tuple) and len(names) == 1:
+            read, written = (
+                sum(self.tensors[t].nbytes for t in tensors)
+                for tensors in (self.external_inputs(names), self.external_outputs(names))
+            )
+            return read, written
         return self.core.traffic([[self.index[name] for name in names]])[0]
 
     def depth(self, names: Iterable[str]) -> int:

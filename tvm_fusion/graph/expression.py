@@ -7,7 +7,7 @@ seconds, minutes, for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from .dataflow import DataflowGraph
 
@@ -37,20 +37,50 @@ def expression_size(graph: DataflowGraph, operators: Iterable[str]) -> int:
         Operations, repeated ones each time; values behind an anchor, a reduction or a row operator
         are loaded, and count one.
     """
-    size: dict[str, int] = {}
-    inside = graph.sort(operators)
+    key = ("expression_size", tuple(operators))
+    if key not in graph.memo:  # strategies and guards ask for the same groups
+        graph.memo[key] = _size(_steps(graph), {graph.index[name] for name in key[1]})
+    return graph.memo[key]
+
+
+#: Repeats of the operands (0: the operator is not inlined), and the operators that make them.
+_Step = tuple[int, tuple[int, ...]]
+
+
+def _steps(graph: DataflowGraph) -> list[_Step]:
+    """What counting needs of each operator, by position."""
+    if "expression_steps" not in graph.memo:
+        graph.memo["expression_steps"] = [
+            (
+                OPERAND_USES.get(o.op, 1) if o.pattern in _INLINED else 0,
+                tuple(
+                    graph.index[graph.producer[tensor].name]
+                    for tensor in o.inputs
+                    if tensor in graph.producer
+                ),
+            )
+            for o in graph.operators
+        ]
+    return graph.memo["expression_steps"]
+
+
+def _size(steps: Sequence[_Step], inside: Set[int]) -> int:
+    """Operations of the expressions of some operators, given by position."""
+    size: dict[int, int] = {}
+    read: set[int] = set()
     total = 0
-    for name in inside:
-        operator = graph.by_name[name]
-        if operator.pattern not in _INLINED:
-            size[name] = 1
+    for i in sorted(inside):
+        repeats, makers = steps[i]
+        read.update(makers)
+        if not repeats:
+            size[i] = 1
             total += 1
             continue
-        reads = (graph.producer.get(tensor) for tensor in operator.inputs)
-        repeats = OPERAND_USES.get(operator.op, 1)
-        size[name] = 1 + repeats * sum(size.get(p.name, 0) for p in reads if p is not None)
-    read = {p.name for name in inside for p in graph.predecessors(graph.by_name[name])}
-    return total + sum(size[name] for name in inside if name not in read)
+        operands = 0
+        for maker in makers:
+            operands += size.get(maker, 0)
+        size[i] = 1 + repeats * operands
+    return total + sum(size[i] for i in inside - read)
 
 
 #: Seconds that nvcc 13 takes for any kernel, for each anchor, and for each squared operation of the

@@ -172,9 +172,13 @@ class _Builder:
         if not isinstance(ty, relax.TensorType):  # shapes, scalars: opaque, no traffic
             self.tensors[name] = Tensor(name, (), "int64")
             return name
-        dims = () if ty.shape is None else tuple(_extent(dim) for dim in ty.shape)
-        if ty.shape is None:
+        shape = ty.shape
+        if isinstance(shape, relax.ShapeExpr):
+            dims = tuple(_extent(dim) for dim in shape.values)
+        elif shape is None:
             dims = (None,) * max(ty.ndim, 1)
+        else:
+            dims = tuple(_extent(dim) for dim in shape)
         self.tensors[name] = Tensor(name, dims, str(ty.dtype), layout, is_constant)
         return name
 

@@ -17,10 +17,13 @@ class StaticShape(Guard):
     def check(
         self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
     ) -> Verdict:
-        for name in proposal.operators:
+        if "symbolic" not in graph.memo:
+            graph.memo["symbolic"] = {n for n, t in graph.tensors.items() if not t.is_static}
+        symbolic = graph.memo["symbolic"]
+        for name in proposal.operators if symbolic else ():
             operator = graph.by_name[name]
             for tensor in (*operator.inputs, *operator.outputs):
-                if not graph.tensors[tensor].is_static:
+                if tensor in symbolic:
                     return Verdict(
                         "unprovable", self.reason, {"shape": list(graph.tensors[tensor].shape)},
                         f"{tensor} of {name} has a symbolic shape; fix it with --shape",

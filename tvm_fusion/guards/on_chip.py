@@ -176,11 +176,11 @@ def _occupancy(needs: Footprint, config: FusionConfig, device: DeviceSpec, sourc
         # Tensor-core kernels copy asynchronously: few warps suffice, and the model of their tiles counts them.
         return ACCEPTED
     reached = needs.occupancy(device)
-    small = dataclasses.replace(needs, registers=1, shared_bytes=0)
+    if reached >= config.min_occupancy:
+        return ACCEPTED
     # Small blocks are no fault of the group: nothing cut from it would have more threads resident.
-    if reached >= config.min_occupancy or needs.resident_blocks(device) == small.resident_blocks(
-        device
-    ):
+    small = dataclasses.replace(needs, registers=1, shared_bytes=0)
+    if needs.resident_blocks(device) == small.resident_blocks(device):
         return ACCEPTED
     return Verdict(
         "unprofitable", "occupancy",

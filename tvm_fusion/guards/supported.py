@@ -17,11 +17,13 @@ class Supported(Guard):
     def check(
         self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
     ) -> Verdict:
-        for name in proposal.operators:
-            operator = graph.by_name[name]
-            if operator.pattern == "opaque":
+        if "opaque" not in graph.memo:
+            graph.memo["opaque"] = {o.name: o.op for o in graph.operators if o.pattern == "opaque"}
+        opaque = graph.memo["opaque"]
+        for name in proposal.operators if opaque else ():
+            if name in opaque:
                 return Verdict(
-                    "unsupported", self.reason, {"op": operator.op},
-                    f"{name} is a {operator.op}, which cannot share a kernel",
+                    "unsupported", self.reason, {"op": opaque[name]},
+                    f"{name} is a {opaque[name]}, which cannot share a kernel",
                 )  # fmt: skip
         return ACCEPTED

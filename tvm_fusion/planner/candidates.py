@@ -194,6 +194,8 @@ def _against(
 
 def _absorbing(proposal: Proposal, existing: Mapping[str, Proposal]) -> Proposal | None:
     """A proposal with the existing groups that it absorbs as parts; None if it cuts one or is one."""
+    if not existing:
+        return proposal
     inside, parts = set(proposal.operators), list(proposal.parts)
     itself = (proposal.strategy, proposal.operators)
     for group in existing.values():

@@ -125,20 +125,26 @@ CPU_RATES = Rates(
 
 def operator_cost(graph: DataflowGraph, operator: Operator, device: DeviceSpec) -> Cost:
     """Cost of one operator as a kernel of its own; nothing for a view."""
-    key = ("operator_cost", operator.name, device.name, device.arch)
-    if key not in graph.memo:
+    known = _operator_costs(graph, device)
+    if operator.name not in known:
         anchors = (operator.name,) if kind_of(operator) != "pointwise" else ()
         alone = Proposal("vertical", (operator.name,), anchors, ((operator.name,),))
-        graph.memo[key] = fused_cost(graph, alone, device) if operator.does_work else Cost()
-    return graph.memo[key]
+        known[operator.name] = fused_cost(graph, alone, device) if operator.does_work else Cost()
+    return known[operator.name]
+
+
+def _operator_costs(graph: DataflowGraph, device: DeviceSpec) -> dict[str, Cost]:
+    """Costs of single operators that are known so far, by name."""
+    return graph.memo.setdefault(("operator_costs", device.name, device.arch), {})
 
 
 def unfused_cost(graph: DataflowGraph, names: Iterable[str], device: DeviceSpec) -> Cost:
     """Cost of the named operators with a kernel each."""
     launches = nbytes = flops = 0
     microseconds = 0.0
+    known = _operator_costs(graph, device)
     for name in names:
-        cost = operator_cost(graph, graph.by_name[name], device)
+        cost = known.get(name) or operator_cost(graph, graph.by_name[name], device)
         launches += cost.launches
         nbytes += cost.nbytes
         flops += cost.flops

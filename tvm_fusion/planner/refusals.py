@@ -100,12 +100,15 @@ def _by_pair(
         considered,
         key=lambda c: (c.verdict.accepted, -len(c.operators), *_telling(c), c.operators),
     )
+    # Successors whose edge no candidate has covered yet: most are covered by the first few.
+    left = {o.name: {s.name for s in graph.successors(o)} for o in graph.operators}
     for candidate in ranked:
         inside = set(candidate.operators)
         for name in candidate.operators:
-            for successor in graph.successors(graph.by_name[name]):
-                if successor.name in inside:
-                    out.setdefault((name, successor.name), candidate)
+            if left[name]:
+                covered = left[name] & inside
+                left[name] -= covered
+                out.update(((name, successor), candidate) for successor in covered)
     return out
 
 

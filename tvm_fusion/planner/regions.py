@@ -74,14 +74,14 @@ def _outermost(graph: DataflowGraph, regions: Sequence[tuple[str, ...]]) -> list
     """Drop regions that lie inside another one; the rest in topological order."""
     ranked = sorted(regions, key=lambda r: (graph.index[r[0]], -graph.index[r[-1]], -len(r)))
     kept: list[tuple[str, ...]] = []
-    holding: list[set[str]] = []
+    holding: list[tuple[int, set[str]]] = []
     for region in ranked:
-        # Only a region that ends no earlier can hold this one, and the latest ones reach furthest.
-        end = graph.index[region[-1]]
-        around = (k for k in range(len(kept) - 1, -1, -1) if graph.index[kept[k][-1]] >= end)
-        if not any(holding[k].issuperset(region) for k in around):
+        # What ends before this one starts holds neither this one nor a later one.
+        start, end = graph.index[region[0]], graph.index[region[-1]]
+        holding = [held for held in holding if held[0] >= start]
+        if not any(last >= end and inside.issuperset(region) for last, inside in holding):
             kept.append(region)
-            holding.append(set(region))
+            holding.append((end, set(region)))
     return kept
 
 

@@ -56,7 +56,10 @@ class Proposal:
 
     def option(self, key: str, default: str = "") -> str:
         """Value of one option."""
-        return dict(self.options).get(key, default)
+        for name, value in self.options:
+            if name == key:
+                return value
+        return default
 
 
 class Strategy(abc.ABC):

@@ -39,10 +39,11 @@ class Horizontal(Strategy):
 
     def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
         seen: set[tuple[str, ...]] = set()
-        found = (p for heads in sibling_sets(graph) for p in self._from_heads(graph, config, heads))
+        siblings = list(sibling_sets(graph))
+        found = (p for heads in siblings for p in self._from_heads(graph, config, heads))
         readers = (p for heads in reader_sets(graph) for p in _readers(graph, config, heads))
-        rows = (p for heads in sibling_sets(graph) for p in self._with_rows(graph, config, heads))
-        parts = (p for heads in sibling_sets(graph) for p in self._cut(graph, config, heads))
+        rows = (p for heads in siblings for p in self._with_rows(graph, config, heads))
+        parts = (p for heads in siblings for p in self._cut(graph, config, heads))
         beside = (p for heads in alike_sets(graph) for p in self._beside(graph, config, heads))
         for proposal in itertools.chain(found, readers, rows, parts, beside):
             if proposal.operators not in seen:

@@ -84,9 +84,10 @@ class Vertical(Strategy):
                 allowed=lambda c: c.name not in done,
             )
             sets = _with_producers(graph, config, sets, done)
-            chains = [s for s in sets if len(s) > 1 and depth_of(graph, s) <= config.max_depth]
+            depths = {s: depth_of(graph, s) for s in sets if len(s) > 1}
+            chains = [s for s, depth in depths.items() if depth <= config.max_depth]
             for names in chains:
-                yield Proposal("vertical", names, (), (names,), depth_of(graph, names))
+                yield Proposal("vertical", names, (), (names,), depths[names])
             # A chain that would take too long to compile is refused: the next one starts earlier.
             fitting = [s for s in chains if build_seconds(graph, s) <= config.max_build_seconds]
             yield from _over_broadcast(graph, config, sets[-1])
