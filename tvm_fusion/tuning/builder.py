@@ -35,7 +35,7 @@ class Builder:
     """
 
     def __init__(
-        self, workers: int | None = None, timeout_s: float = 60.0, folder: Path | None = None
+        self, workers: int | None = None, timeout_s: float = 120.0, folder: Path | None = None
     ) -> None:
         self._timeout_s = timeout_s
         self._temporary = tempfile.TemporaryDirectory(prefix="tvm_fusion-") if not folder else None

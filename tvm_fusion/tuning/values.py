@@ -37,8 +37,7 @@ def input_arrays(inputs: Inputs) -> dict[int, np.ndarray]:
 
     Standard normal values (0 and 1 for integers). Weights are divided by the root of how many of
     them are added up, so that chains of products stay in the range of float16: their number divided
-    by the longer of the first and the last axis, which is exact where that axis counts the outputs,
-    and else too small.
+    by their longest axis, which is exact where that axis counts the outputs.
     """
     rng = np.random.default_rng(inputs.seed)
     out = {}
@@ -50,7 +49,7 @@ def input_arrays(inputs: Inputs) -> dict[int, np.ndarray]:
             if inputs.positive:
                 array = np.abs(array)
             if number in inputs.constants and array.ndim > 1:
-                fan = array.size / max(array.shape[0], array.shape[-1], 1)
+                fan = array.size / max(*array.shape, 1)
                 array = (array / math.sqrt(max(fan, 1.0))).astype(array.dtype)
         out[number] = array
     return out
