@@ -25,6 +25,10 @@ def test_entries_are_consistent(spec) -> None:
     assert spec.max_threads_per_multiprocessor % spec.warp_size == 0
     assert 1e11 < spec.memory_bandwidth < 1e13
     assert 1e12 < spec.peak_flops("float32") < spec.peak_flops("float16") < 1e16
+    # What tensor cores do with TF32 is half of what they do with 16 bits, by all data sheets; before sm_80 nothing.
+    half = spec.peak_flops("float16") / 2
+    wanted = half if capability(spec.arch) >= 80 else spec.peak_flops("float32")
+    assert spec.peak_flops("tf32") == pytest.approx(wanted, rel=0.01)
     assert 1e-7 < spec.launch_overhead < 1e-4
 
 

@@ -6,8 +6,9 @@ import pytest
 import tvm
 from tvm.target import Target
 
+from tvm_fusion.devices import device_for
 from tvm_fusion.errors import TargetError
-from tvm_fusion.targets import parse_target, with_variant
+from tvm_fusion.targets import parse_target, with_products, with_variant
 
 LIMITS = {
     "max_threads_per_block": 1024,
@@ -132,3 +133,20 @@ def test_hoppers_own_instructions_need_the_variant() -> None:
 def test_other_targets_have_no_variant(target) -> None:
     given = parse_target(target)
     assert with_variant(given).same_as(given)
+
+
+@pytest.mark.parametrize("given", ["cuda:sm_80", "cuda:sm_90a", "nvidia/nvidia-a100"])
+def test_a_target_says_what_float32_products_are_computed_in(given) -> None:
+    exact = parse_target(given)
+    target = with_products(exact, "tf32")
+    assert device_for(target).tf32 and not device_for(exact).tf32
+    assert limits(target) == limits(exact)
+    assert "tf32" in parse_target(target).keys and "tf32" in with_variant(target).keys
+    assert str(with_products(target, "float32")) == str(exact)
+    assert with_products(exact, "float32").same_as(exact)
+
+
+@pytest.mark.parametrize("given", ["llvm", "cuda:sm_75"])
+def test_chips_without_tf32_stay_as_they_are(given) -> None:
+    target = parse_target(given)
+    assert with_products(target, "tf32").same_as(target)

@@ -11,16 +11,15 @@ from .build.model import compile_model
 from .build.resources import KernelCompiler
 from .compat import Target, tvm
 from .config import FusionConfig
+from .devices import TF32
 from .errors import PlanError
-from .frontend.canonical import canonicalize
 from .planner.explain import explain_model, explain_node
 from .planner.explanation import ModelExplanation, NodeExplanation
 from .planner.plan import Plan, Rejection
 from .schedules import remembering
 from .schedules.registry import deciding_by
-from .targets import parse_target, runnable
-from .transform.fuse import plan_module, solve_module
-from .transform.strip_fusion import is_group
+from .targets import parse_target, runnable, with_products
+from .transform.fuse import canonical_for, plan_module, solve_module, target_of
 from .tuning.session import Session
 from .tuning.tune import TRIALS, Remote, plan_from_records, tune_model
 from .tuning.tuned import lookup_in, tuned_records
@@ -64,9 +63,10 @@ def plan(
     InvalidModelError, TargetError
         If the module or the target is not usable.
     """
-    resolved, canonical = parse_target(target), _canonical(mod)
+    config = config or FusionConfig()
+    resolved, canonical = _resolved(mod, target, config)
     compiler = KernelCompiler(canonical, resolved) if build else None
-    return plan_module(canonical, resolved, config or FusionConfig(), model=name, compiler=compiler)
+    return plan_module(canonical, resolved, config, model=name, compiler=compiler)
 
 
 def explain(
@@ -104,7 +104,8 @@ def explain(
         If the module or the target is not usable.
     """
     config = config or FusionConfig()
-    graph, solution = solve_module(_canonical(mod), parse_target(target), config)
+    resolved, canonical = _resolved(mod, target, config)
+    graph, solution = solve_module(canonical, resolved, config)
     decided = graph, solution.chosen, solution.considered
     if node is None:
         return explain_model(*decided, config.strategies)
@@ -161,9 +162,9 @@ def compile(
     InvalidModelError, TargetError, PlanError, LoweringError
         If an argument is not usable, or, with ``strict``, a group fails.
     """
-    resolved, canonical = parse_target(target), _canonical(mod)
     if plan is not None and config is not None:
         raise ValueError("give a plan or a configuration, not both: the plan holds the decisions")
+    resolved, canonical = _resolved(mod, target, config, plan)
     if plan is not None and plan.target.kind != resolved.kind.name:
         raise PlanError(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
@@ -242,19 +243,29 @@ def tune(
     TuningError
         If nothing can be measured, or with ``require_cached`` something would have to be.
     """
+    resolved, canonical = _resolved(mod, target, config)
     return tune_model(
-        _canonical(mod), parse_target(target), work_dir, config=config, trials=trials,
-        minutes=minutes, remote=remote, require_cached=require_cached, name=name, report=report,
+        canonical, resolved, work_dir, config=config, trials=trials, minutes=minutes,
+        remote=remote, require_cached=require_cached, name=name, report=report,
     ).plan  # fmt: skip
 
 
-def _canonical(mod: tvm.IRModule) -> tvm.IRModule:
-    """Clean a module up, unless it is annotated: then it has been, and its groups would be lost."""
+def _resolved(
+    mod: tvm.IRModule,
+    target: Target | str | None,
+    config: FusionConfig | None,
+    plan: Plan | None = None,
+) -> tuple[Target, tvm.IRModule]:
+    """The complete target, and the module as plans for it (or this plan) have it."""
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(
             f"a model is a tvm.IRModule, not {type(mod).__name__}; import files with frontend.load"
         )
-    return mod if any(is_group(f) for f in mod.functions.values()) else canonicalize(mod)
+    if plan is not None:
+        decided = with_products(parse_target(target), plan.float32_products)
+        return decided, canonical_for(mod, plan.float32_products)
+    resolved = target_of(target, config or FusionConfig())
+    return resolved, canonical_for(mod, TF32 if TF32 in resolved.keys else "float32")
 
 
 def _wrong_groups(
@@ -298,7 +309,7 @@ def verify(
     VerificationReport
         Printable; ``passed`` says whether everything is within tolerance.
     """
-    resolved, canonical = parse_target(target), _canonical(mod)
+    resolved, canonical = _resolved(mod, target, config, plan)
     decided = plan or plan_module(canonical, resolved, config or FusionConfig())
     compiled = compile_model(canonical, runnable(resolved), plan=decided)
     return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)

@@ -12,6 +12,9 @@ STRATEGIES: tuple[str, ...] = ("vertical", "horizontal", "cross", "compound")
 #: What to do with branches of a join that do unequal amounts of work.
 BALANCES: tuple[str, ...] = ("refuse", "pad", "warps")
 
+#: What products of float32 operands are computed in: float32 itself, or TF32 where a GPU's tensor cores have it.
+FLOAT32_PRODUCTS: tuple[str, ...] = ("float32", "tf32")
+
 #: Model families whose preset can be asked for; ``auto`` reads the family from the graph.
 PRESETS: tuple[str, ...] = ("auto", "small-cnn", "large-cnn", "transformer")
 
@@ -56,6 +59,10 @@ class FusionConfig:
         Longest predicted time for compiling one kernel.
     deny : tuple of str
         ``fnmatch`` patterns of operator types or source node names that must not be fused.
+    float32_products : str
+        One of ``FLOAT32_PRODUCTS``. ``"tf32"`` rounds the operands of float32 convolutions and matrix products to
+        TF32 (float32's exponent, 10 bits of mantissa) where that makes them faster: on tensor cores, from sm_80 on.
+        Sums stay in float32; convolutions become channels-last.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -71,6 +78,7 @@ class FusionConfig:
     min_occupancy: float = 0.125
     max_build_seconds: float = 10.0
     deny: tuple[str, ...] = ()
+    float32_products: str = "float32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strategies", _as_tuple(self.strategies))
@@ -81,6 +89,7 @@ class FusionConfig:
             _check_choice("strategy", name, STRATEGIES)
         _check_choice("balance", self.balance, BALANCES)
         _check_choice("preset", self.preset, PRESETS)
+        _check_choice("float32_products", self.float32_products, FLOAT32_PRODUCTS)
         for field in ("max_depth", "max_members", "max_operators"):
             _check_count(field, getattr(self, field))
         for field in ("max_shared_memory", "max_registers"):

@@ -16,6 +16,9 @@ KNOWN_CAPABILITIES: tuple[int, ...] = (
     70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121,
 )  # fmt: skip
 
+#: Key of a target for which products of float32 operands may be computed in TF32.
+TF32 = "tf32"
+
 _GUIDE = "CUDA C++ Programming Guide 13.0, table of compute capabilities"
 _LAUNCH = "launch overhead of an empty kernel in a CUDA graph on an H200 (1.04 us), taken for all"
 
@@ -53,14 +56,16 @@ class DeviceSpec:
     memory_bandwidth : float
         Bytes per second to device memory.
     flops : tuple of (str, float)
-        Peak FLOP/s by dtype: float16 and bfloat16 on tensor cores with float32 accumulation, the
-        others on plain FMA units.
+        Peak FLOP/s by dtype: float16, bfloat16 and tf32 on tensor cores with float32 accumulation,
+        the others on plain FMA units.
     launch_overhead : float
         Seconds that each kernel launch adds.
     source : str
         Where the numbers come from.
     estimated : bool
         Whether the entry stands in for a chip that is not in the table.
+    tf32 : bool
+        Whether products of float32 operands may be computed in TF32.
     """
 
     name: str
@@ -82,6 +87,7 @@ class DeviceSpec:
     launch_overhead: float
     source: str
     estimated: bool = False
+    tf32: bool = False
 
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s for ``dtype``; a dtype without an entry counts as float32."""
@@ -160,7 +166,7 @@ _GPUS = (
         blocks=32,
         cache_mib=40,
         bandwidth=2039,
-        teraflops={"float64": 9.7, "float32": 19.5, "float16": 312, "bfloat16": 312},
+        teraflops={"float64": 9.7, "float32": 19.5, "tf32": 156, "float16": 312, "bfloat16": 312},
         source="A100 Tensor Core GPU Architecture whitepaper; A100 80GB datasheet",
     ),
     _gpu(
@@ -172,7 +178,7 @@ _GPUS = (
         blocks=16,
         cache_mib=6,
         bandwidth=936,
-        teraflops={"float64": 0.556, "float32": 35.6, "float16": 71, "bfloat16": 71},
+        teraflops={"float64": 0.556, "float32": 35.6, "tf32": 35.6, "float16": 71, "bfloat16": 71},
         source="Ampere GA102 GPU Architecture whitepaper",
     ),
     _gpu(
@@ -184,7 +190,13 @@ _GPUS = (
         blocks=24,
         cache_mib=72,
         bandwidth=1008,
-        teraflops={"float64": 1.29, "float32": 82.6, "float16": 165.2, "bfloat16": 165.2},
+        teraflops={
+            "float64": 1.29,
+            "float32": 82.6,
+            "tf32": 82.6,
+            "float16": 165.2,
+            "bfloat16": 165.2,
+        },
         source="Ada GPU Architecture whitepaper",
     ),
     _gpu(
@@ -196,7 +208,7 @@ _GPUS = (
         blocks=32,
         cache_mib=50,
         bandwidth=4800,
-        teraflops={"float64": 34, "float32": 67, "float16": 989, "bfloat16": 989},
+        teraflops={"float64": 34, "float32": 67, "tf32": 494.5, "float16": 989, "bfloat16": 989},
         source="H200 Tensor Core GPU datasheet (dense rates); H100 Architecture whitepaper",
     ),
     _gpu(
@@ -208,7 +220,13 @@ _GPUS = (
         blocks=32,
         cache_mib=126,
         bandwidth=8000,
-        teraflops={"float64": 37, "float32": 75, "float16": 2250, "bfloat16": 2250},
+        teraflops={
+            "float64": 37,
+            "float32": 75,
+            "tf32": 1125,
+            "float16": 2250,
+            "bfloat16": 2250,
+        },
         source="HGX B200 datasheet (an eighth of the board's dense rates)",
     ),
     _gpu(
@@ -220,7 +238,13 @@ _GPUS = (
         blocks=24,
         cache_mib=96,
         bandwidth=1792,
-        teraflops={"float64": 1.64, "float32": 104.8, "float16": 209.5, "bfloat16": 209.5},
+        teraflops={
+            "float64": 1.64,
+            "float32": 104.8,
+            "tf32": 104.8,
+            "float16": 209.5,
+            "bfloat16": 209.5,
+        },
         source="RTX Blackwell GPU Architecture whitepaper",
     ),
 )
@@ -290,7 +314,7 @@ def device_for(target: Any) -> DeviceSpec:
     ----------
     target : tvm.target.Target
         Of kind ``llvm`` or ``cuda``. An ``llvm`` target with ``num-cores`` scales the reference
-        CPU.
+        CPU. A ``cuda`` target with the key ``tf32`` allows TF32 (see ``targets.with_products``).
 
     Returns
     -------
@@ -314,6 +338,6 @@ def device_for(target: Any) -> DeviceSpec:
     number = capability(str(target.attrs["arch"]))
     nearest = max(known for known in map(capability, DEVICES) if known <= number)
     spec = DEVICES[f"sm_{nearest}"]
-    if nearest == number:
-        return spec
-    return dataclasses.replace(spec, arch=f"sm_{number}", estimated=True)
+    if nearest != number:
+        spec = dataclasses.replace(spec, arch=f"sm_{number}", estimated=True)
+    return dataclasses.replace(spec, tf32=True) if TF32 in target.keys else spec

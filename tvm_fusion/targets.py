@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .compat import Target, codegen, tvm
-from .devices import capability
+from .devices import TF32, capability
 from .errors import TargetError
 
 _FORMS = (
@@ -24,6 +24,9 @@ _CUDA_LIMITS: dict[str, int] = {
     "thread_warp_size": 32,
 }
 
+
+#: Least compute capability times ten whose tensor cores have TF32.
+_TF32_FROM = 80
 
 #: Archs with a variant ``a`` whose instructions kernels use.
 _VARIANTS = frozenset(("sm_90",))
@@ -122,6 +125,25 @@ def with_variant(target: Target) -> Target:
     return _make({**_config(target), "arch": f"{arch}a"})
 
 
+def with_products(target: Target, float32_products: str) -> Target:
+    """Return a target that says what products of float32 operands are computed in.
+
+    Parameters
+    ----------
+    target : Target
+        A complete target.
+    float32_products : str
+        One of ``config.FLOAT32_PRODUCTS``. With ``"tf32"``, CUDA targets from sm_80 on get the key ``tf32``, by which
+        templates and predictions know; others have no TF32 and stay as they are.
+    """
+    has_it = target.kind.name == "cuda" and capability(str(target.attrs["arch"])) >= _TF32_FROM
+    tf32 = has_it and float32_products == TF32
+    if tf32 == (TF32 in target.keys):
+        return target
+    others = [str(key) for key in target.keys if key != TF32]
+    return _make(_without_tag({**_config(target), "keys": [*others, *([TF32] if tf32 else [])]}))
+
+
 def _other_kinds(text: str) -> tuple[str, ...]:
     """Return ``text`` if it is a bare word other than ``llvm``: a kind we do not serve."""
     return (text,) if text.isidentifier() and text != "llvm" else ()
@@ -148,10 +170,14 @@ def _make(target: str | dict[str, Any]) -> Target:
         raise TargetError(f"{reason}; {_FORMS}") from error
 
 
+def _without_tag(config: dict[str, Any]) -> dict[str, Any]:
+    """Drop an empty tag: TVM writes one, and fails to look it up."""
+    return {key: value for key, value in config.items() if key != "tag" or value != ""}
+
+
 def _complete(config: dict[str, Any]) -> Target:
     """Check kind and arch and add the limits that are missing."""
-    if config.get("tag") == "":  # TVM writes an empty tag, and fails to look it up
-        config = {key: value for key, value in config.items() if key != "tag"}
+    config = _without_tag(config)
     if "tag" in config:
         config = {
             **_config(_make(config["tag"])),

@@ -18,6 +18,7 @@ from tvm_fusion.testing import blocks, cuda_emulation, transformer_blocks
 from tvm_fusion.testing.emulated_plan import EmulatedPlan
 from tvm_fusion.testing.modules import ALL_KINDS, parallel_convs, random_module
 from tvm_fusion.verification.reference import Reference
+from tvm_fusion.verification.verify import GROUP_TOLERANCE
 
 #: Largest error relative to the largest value: a few roundings between operators.
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -75,12 +76,14 @@ TEXT = {
 }
 
 
-def error_of(module, dtype: str, arch: str) -> tuple[float, EmulatedPlan]:
+def error_of(
+    module, dtype: str, arch: str, config: tf.FusionConfig | None = None
+) -> tuple[float, EmulatedPlan]:
     """Largest error of a model's plan, relative to the largest value, and the plan."""
     with warnings.catch_warnings():
         # A group that cannot become one kernel is left unfused with a warning; here it is an error.
         warnings.simplefilter("error", RuntimeWarning)
-        plan = EmulatedPlan(module, parse_target(f"cuda:{arch}"))
+        plan = EmulatedPlan(module, parse_target(f"cuda:{arch}"), config)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     rng = np.random.default_rng(0)
     inputs = [
@@ -101,6 +104,31 @@ def test_blocks_in_half_precision(name):
     error, plan = error_of(make(dtype="float16", **layout), "float16", "sm_90")
     assert error <= TOLERANCE["float16"]
     assert templates <= set(plan.templates.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "depthwise",
+        "bert",
+        "dense norm",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("bottleneck", "inception", "projections")
+        ),
+    ],
+)
+def test_blocks_in_tf32(name):
+    """Within the tolerance of verification, and off by more than float32 is."""
+    make, templates = {**IMAGES, **TEXT}[name]
+    module = canonicalize(make(dtype="float32"), channels_last=True)
+    error, plan = error_of(module, "float32", "sm_90", tf.FusionConfig(float32_products="tf32"))
+    assert TOLERANCE["float32"] < error <= GROUP_TOLERANCE["tf32"]
+    assert plan.plan.float32_products == "tf32"
+    assert templates <= set(plan.templates.values())
+    assert "multiply_add" not in plan.templates.values()
+    exact = EmulatedPlan(module, parse_target("cuda:sm_90"))
+    assert not {"tensor_core", "tensor_rows"} & set(exact.templates.values())
 
 
 def equal_projections(dtype):

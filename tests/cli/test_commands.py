@@ -124,6 +124,29 @@ def test_plan_for_a_gpu_needs_none(model, capsys) -> None:
     assert plan.dtype == "float16"
 
 
+@pytest.mark.parametrize(("given", "found"), [([], "float32"), (["tf32"], "tf32")])
+def test_plan_says_what_float32_products_are_computed_in(model, capsys, given, found) -> None:
+    option = ["--float32-products"] if given else []
+    arguments = ["plan", model, "--target", "cuda:sm_90", *option, *given]
+    assert main([*arguments, "--format", "json"]) == 0
+    assert Plan.from_json(capsys.readouterr().out).float32_products == found
+    assert main(arguments) == 0
+    assert ("float32 products in TF32" in capsys.readouterr().out) == (found == "tf32")
+
+
+def test_float32_products_of_a_page_a_plan_and_another_type(model, tmp_path, capsys) -> None:
+    tf32 = ["--target", "cuda:sm_90", "--float32-products", "tf32"]
+    page, plan = tmp_path / "plan.html", tmp_path / "plan.json"
+    assert main(["plan", model, *tf32, "-o", str(page)]) == 0
+    assert "float32 products in TF32" in page.read_text()
+    assert main(["plan", model, *tf32, "-o", str(plan)]) == 0
+    assert main(["verify", model, "--target", "llvm", "--plan", str(plan)]) == 0
+    capsys.readouterr()
+    line = fails(["verify", model, "--plan", str(plan), "--float32-products", "tf32"], capsys)
+    assert "leave out --float32-products" in line
+    assert main(["plan", model, "--float32-products", "tf31"]) == 2
+
+
 @pytest.mark.nvcc
 def test_plan_with_build_reads_the_compiler(model, capsys) -> None:
     """Without a GPU: what each kernel takes comes from nvcc."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -226,6 +227,32 @@ def test_the_search_and_the_plan_agree_on_what_is_exact():
     plan = planned(named_block("inception"))
     assert plan.search.regions >= 1 and plan.search.exact == plan.search.regions
     assert (plan.search.bounded, plan.search.gap_us) == (0, 0.0)
+
+
+def test_a_plan_says_what_float32_products_are_computed_in():
+    module = parallel_convs(2, relu=True, layout="NHWC")
+    exact, plan = planned(module), planned(module, float32_products="tf32")
+    assert (exact.float32_products, exact.precision) == ("float32", "float32")
+    assert (plan.float32_products, plan.precision, plan.dtype) == ("tf32", "tf32", "float32")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "(tf32)" in str(plan) and "(float32)" in str(exact)
+    # Twice the bytes of float16 at half its rate, still much less than on FMA units.
+    narrow = planned(parallel_convs(2, relu=True, layout="NHWC", dtype="float16"))
+    times = [p.totals.predicted_us_after for p in (narrow, plan, exact)]
+    assert times == sorted(times)
+    data = json.loads(plan.to_json())
+    data["float32_products"] = "tf31"
+    with pytest.raises(PlanError, match="unknown float32_products 'tf31'"):
+        Plan.from_json(json.dumps(data))
+    with pytest.raises(ValueError, match="unknown float32_products 'tf31'; choose from float32"):
+        planned(module, float32_products="tf31")
+
+
+def test_tf32_changes_no_plan_without_float32_products():
+    module = parallel_convs(3, relu=True, layout="NHWC", dtype="float16")
+    asked = planned(module, float32_products="tf32")
+    assert asked.precision == "float16"
+    assert dataclasses.replace(asked, float32_products="float32") == planned(module)
 
 
 def test_json_round_trip():

@@ -336,6 +336,10 @@ __device__ __forceinline__ void tvmf_load(float* values, const float* global) {
 __device__ __forceinline__ float tvmf_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %0;" : "+f"(x)); return x;
 }
+__device__ __forceinline__ float tvmf_tf32_even(float x) {
+  unsigned bits;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x)); return __uint_as_float(bits);
+}
 """
 
 
@@ -358,6 +362,15 @@ def test_loads_and_stores_by_instructions():
 def test_rounding_to_tf32():
     result, _ = run("b_ptr[t] = tvmf_tf32(1.0f + a_ptr[t] / 16384);", before=STORES)
     np.testing.assert_array_equal(result, 1 + np.floor(np.arange(64) / 16 + 0.5) / 1024)
+    result, _ = run("b_ptr[t] = tvmf_tf32_even(1.0f + a_ptr[t] / 16384);", before=STORES)
+    np.testing.assert_array_equal(result, 1 + np.round(np.arange(64) / 16) / 1024)
+
+
+@pytest.mark.parametrize("name", ["tvmf_tf32", "tvmf_tf32_even"])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000])
+def test_rounding_to_tf32_keeps_what_is_no_number(name, bits):
+    result, _ = run(f"b_ptr[t] = {name}(__uint_as_float({bits}u));", before=STORES)
+    assert (result.view("uint32") == bits).all()
 
 
 def test_sampled_blocks():

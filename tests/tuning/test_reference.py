@@ -12,6 +12,7 @@ from tvm_fusion.schedules.base import CONSTANTS
 from tvm_fusion.build.inputs import numpy_dtype
 from tvm_fusion.compat import relax
 from tvm_fusion.errors import TuningError
+from tvm_fusion.targets import parse_target, with_products
 from tvm_fusion.tuning.build_worker import load_function
 from tvm_fusion.tuning.measure import Inputs
 from tvm_fusion.tuning.reference import describe, reference_of, widened
@@ -33,6 +34,19 @@ def test_a_reference_is_computed_in_float64(kernels, references, dtype):
     np.testing.assert_allclose(reference, np.maximum(x @ w + b, 0), rtol=1e-6, atol=1e-12)
     assert inputs.outputs == (3,) and inputs.params[3].dtype == dtype
     assert inputs.tolerances == ({"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype],)
+
+
+def test_products_in_tf32_may_be_off_by_more(kernels):
+    func = load_function(kernels.dense(dtype="float32").func_json)
+    narrow = load_function(kernels.dense(dtype="float16").func_json)
+    assert describe(func).tolerances == (1e-5,)
+    assert describe(func, tf32=True).tolerances == describe(narrow, tf32=True).tolerances == (4e-3,)
+    source = kernels.dense(dtype="float32")
+    target = parse_target("cuda:sm_90")
+    given = [
+        dataclasses.replace(source, target=str(t)) for t in (target, with_products(target, "tf32"))
+    ]
+    assert [s.has_tf32 for s in (source, *given)] == [False, False, True]
 
 
 def test_a_kernel_is_computed_once_and_found_again(kernels, references, monkeypatch):

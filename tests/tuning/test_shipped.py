@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tvm_fusion.frontend.canonical import canonicalize
+from tvm_fusion.targets import parse_target, with_products
+from tvm_fusion.testing.modules import parallel_convs
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.tuning import shipped
 from tvm_fusion.tuning.shipped import export_trials, shipped_trials
+from tvm_fusion.tuning.tuned import policy_of, tuned_records
 from tvm_fusion.tuning.work_dir import WorkDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,6 +39,10 @@ def test_what_is_exported_can_be_shipped(tmp_path: Path, monkeypatch) -> None:
     other = work.place("sm_90", "float16", "0.28.0")
     other.create()
     other.records().add(trial("a", 8, 0.5))
+    # In TF32, which exact products must not get.
+    tf32 = work.place("sm_90", "float32+tf32", "0.27.0")
+    tf32.create()
+    tf32.records().add(trial("a", 9, 0.1), trial("z", 9, 0.1))
     text = export_trials(work.places())
     assert [json.loads(line)["kernel"] for line in text.splitlines()] == ["a", "c", "a"]
     assert text == export_trials(work.places()[::-1])
@@ -48,6 +56,14 @@ def test_what_is_exported_can_be_shipped(tmp_path: Path, monkeypatch) -> None:
     assert shipped_trials("sm_90", "0.28.0").best("a").microseconds == 0.5
     assert not len(shipped_trials("sm_90", "0.29.0"))
     assert not len(shipped_trials("sm_80", "0.27.0"))
+    module = canonicalize(parallel_convs(2, channels=4, spatial=5))
+    exact = parse_target("cuda:sm_90")
+    assert len(tuned_records(module, exact)) == 1
+    assert not tuned_records(module, with_products(exact, "tf32"))
+    assert policy_of(module, exact) == "float32"
+    assert policy_of(module, with_products(exact, "tf32")) == "float32+tf32"
+    narrow = canonicalize(parallel_convs(2, channels=4, spatial=5, dtype="float16", layout="NHWC"))
+    assert policy_of(narrow, with_products(exact, "tf32")) == "float16"
 
 
 def test_records_of_another_arch_in_a_file_are_ignored(tmp_path: Path, monkeypatch) -> None:

@@ -70,6 +70,7 @@ def test_policies_of_dtypes() -> None:
     assert dtype_policy(["float16", "int64", "float16"]) == "float16"
     assert dtype_policy(["float32", "float16"]) == "float16+float32"
     assert dtype_policy(["bfloat16", "bool"]) == "bfloat16"
+    assert dtype_policy(["float32", "tf32", "int64"]) == "float32+tf32"
     assert dtype_policy(["int8", "int32"]) == "int32+int8"
     assert dtype_policy([]) == "none"
     assert WorkDir("w").place("sm_90", dtype_policy(["float32", "float16"])).tvm == tvm.__version__

@@ -14,8 +14,10 @@ from tvm_fusion.build.inputs import make_inputs, position_coded
 from tvm_fusion.build.signature import TensorSpec
 from tvm_fusion.compat import relax, tvm
 from tvm_fusion.errors import LoweringError
+from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.transform import schedule_groups
+from tvm_fusion.transform.fuse import graph_of
 from tvm_fusion.verification import verify
 from tvm_fusion.verification.reference import Reference
 from tvm_fusion.verification.report import Comparison
@@ -62,6 +64,29 @@ def test_a_wrong_group_is_named_and_left_out(wrong_tanh):
     assert compiled.plan.rejected[-1].reason == "numerics"
     with pytest.raises(LoweringError, match="left unfused"):
         tf.compile(module, "llvm", strict=True)
+
+
+def test_products_in_tf32_may_differ_as_those_of_float16_on_a_gpu_alone():
+    module, gpu, cpu = chain(), parse_target("cuda:sm_90"), parse_target("llvm")
+    exact = tf.plan(module, gpu)
+    plan = tf.plan(module, gpu, tf.FusionConfig(float32_products="tf32"))
+    assert exact.float32_products == "float32" and plan.float32_products == "tf32"
+    for table in (verify.GROUP_TOLERANCE, verify.MODEL_TOLERANCE):
+        assert table["float32"] < table["tf32"] == table["float16"]
+        assert verify.tolerance_of(plan, gpu, table) == table["tf32"]
+        assert verify.tolerance_of(plan, gpu, table, dense=False) == table["float32"]
+        assert verify.tolerance_of(plan, cpu, table) == table["float32"]
+        assert verify.tolerance_of(exact, gpu, table) == table["float32"]
+
+
+def test_a_plan_in_tf32_is_verified_on_its_own_layout():
+    """Its convolutions are channels-last; the model's inputs and outputs are not."""
+    module = chain()
+    plan = tf.plan(module, "cuda:sm_90", tf.FusionConfig(float32_products="tf32"))
+    assert any(o.op == "permute_dims" for o in graph_of(module, "tf32").operators)
+    assert not any(o.op == "permute_dims" for o in graph_of(module).operators)
+    report = tf.verify(module, "llvm", plan=plan, inputs=1)
+    assert report.passed and len(report.comparisons) == 1 + len(plan.groups)
 
 
 def test_a_refusal_names_the_groups_own_strategy_and_is_legal_json():

@@ -12,7 +12,7 @@ from ..config import FusionConfig
 from ..errors import CompilerError, LoweringError
 from ..pipeline import before_lowering, build_pipeline
 from ..planner.plan import Plan, Rejection, Ungrouped
-from ..targets import with_variant
+from ..targets import with_products, with_variant
 from ..transform.fuse import apply_plan, plan_module
 from ..transform.lower_groups import lower_groups
 from ..transform.schedule_groups import TEMPLATE, schedule_functions
@@ -187,7 +187,8 @@ def lower_once(
     lowered, kernels, failures = _lower(mod, plan)
     if failures:
         return lowered, kernels, failures
-    scheduled, messages = schedule_functions(lowered, with_variant(target), default)
+    exact = with_variant(with_products(target, plan.float32_products))
+    scheduled, messages = schedule_functions(lowered, exact, default)
     return scheduled, kernels, {g: messages[k] for g, k in kernels.items() if k in messages}
 
 

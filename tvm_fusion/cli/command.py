@@ -62,6 +62,13 @@ class ModelOptions:
         Literal["float32", "float16", "bfloat16"] | None,
         typer.Option(help="Convert the model (default: as it is)."),
     ] = None
+    float32_products: Annotated[
+        Literal["float32", "tf32"] | None,
+        typer.Option(
+            help="What float32 convolutions and matrix products are computed in: float32, or TF32 "
+            "on tensor cores from sm_80 on, faster and with 10 bits of mantissa (default: float32)."
+        ),
+    ] = None
     shape: Annotated[
         list[str] | None,
         typer.Option(

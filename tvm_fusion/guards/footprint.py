@@ -52,7 +52,7 @@ def footprint(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
     device : DeviceSpec
         The device that its tiles are chosen for.
     """
-    where = (device.name, device.arch)
+    where = (device.name, device.arch, device.tf32)
     key = ("footprint", proposal.operators, proposal.options, proposal.members, where)
     if key not in graph.memo:
         graph.memo[key] = _estimate(graph, proposal, device)

@@ -53,8 +53,8 @@ def grouped_footprint(
         return None
     found = [_strips(graph, dense, parts, flops, device)]
     if len(dense) == 1 and not parts[0].is_depthwise:
-        found.append(_on_tensor_cores(graph, dense[0], parts[0], flops, device))
-        found.append(_by_fma(graph, dense[0], parts[0], flops, device))
+        product = (graph, dense[0], parts[0], flops, device)
+        found.append(_on_tensor_cores(*product) or _by_fma(*product))
     return min((f for f in found if f is not None), key=lambda f: f.microseconds, default=None)
 
 
@@ -128,10 +128,11 @@ def _on_tensor_cores(
     data = graph.tensors[anchor.inputs[0]]
     last = str(anchor.attrs.get("data_layout", "NCHW")).endswith("C")
     channels = part.depth // part.window
-    if not _has_products(device) or data.dtype not in ("float16", "bfloat16"):
+    if not _has_products(device) or not _suits_tensor_cores(data.dtype, device):
         return None
-    # Pairs of elements are copied, no single ones.
-    if not last or channels % 2 or part.rows < _LEAST_ROWS:
+    # No copy is shorter than four bytes.
+    size = DTYPE_BYTES[data.dtype]
+    if not last or channels * size % 4 or part.rows < _LEAST_ROWS:
         return None
     outputs, found = part.columns // part.groups, []
     inner = graph.tensors[anchor.inputs[1]].is_constant and channels % 8 == 0
@@ -140,8 +141,9 @@ def _on_tensor_cores(
         if columns < _LEAST_COLUMNS or depth < _LEAST_DEPTH:
             continue
         problem = tensor_tiles.Problem(
-            part.rows, columns, part.groups // count, (depth,), (1,), reduction_inner=inner
-        )
+            part.rows, columns, part.groups // count, (depth,), (1,), reduction_inner=inner,
+            element_bytes=size,
+        )  # fmt: skip
         found += [(c, problem) for c in warpgroup_tiles.best_choices(problem, device)]
     if not found:
         return None
@@ -151,6 +153,10 @@ def _on_tensor_cores(
         tile.threads, tile.blocks(problem), tile.registers(problem), tile.shared_bytes(problem),
         flops, part, choice,
     )  # fmt: skip
+
+
+def _suits_tensor_cores(dtype: str, device: DeviceSpec) -> bool:
+    return dtype in ("float16", "bfloat16") or (dtype == "float32" and device.tf32)
 
 
 def _by_fma(

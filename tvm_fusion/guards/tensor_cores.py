@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ..devices import DeviceSpec, capability
-from ..graph.dataflow import DataflowGraph, Operator
+from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .needs import Footprint
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
@@ -14,7 +14,7 @@ from .tensor_tiles import Choice, Problem
 from .tiling import contraction_of
 from .warpgroup_tiles import best_choices
 
-#: Least compute capability times ten with ``cp.async`` and the 16-bit ``mma.sync`` that the template uses.
+#: Least compute capability times ten with ``cp.async`` and the ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80
 #: Rows, columns and depth from which on the template takes a product (see schedules/cuda/tensor_core/template.py).
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
@@ -23,16 +23,16 @@ _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
 def multiplies_on_tensor_cores(
     graph: DataflowGraph, dense: list[Operator], device: DeviceSpec
 ) -> bool:
-    """Whether the tensor-core template takes these anchors: 16-bit, dense, channels last."""
+    """Whether the tensor-core template takes these anchors: 16-bit (or float32 in TF32), dense, channels last."""
     if device.kind != "cuda" or capability(device.arch) < _LEAST_CAPABILITY or not dense:
+        return False
+    dtypes = {graph.tensors[anchor.inputs[0]].dtype for anchor in dense}
+    if not (dtypes <= {"float16", "bfloat16"} or (device.tf32 and dtypes == {"float32"})):
         return False
     return all(_takes(graph, anchor) for anchor in dense)
 
 
 def _takes(graph: DataflowGraph, anchor: Operator) -> bool:
-    data = graph.tensors[anchor.inputs[0]]
-    if data.dtype not in ("float16", "bfloat16"):
-        return False
     if anchor.op != "matmul":
         layout = str(anchor.attrs.get("data_layout", "NCHW"))
         if layout != "NHWC" or int(anchor.attrs.get("groups") or 1) > 1:
@@ -60,13 +60,18 @@ def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) 
     elif form == "collapsed":
         depths = (max(c.depth for c in parts),)
     inner = all(_packs(graph, anchor) for anchor in dense)
-    return Problem(rows, columns, batch, depths, copies, part, reduction_inner=inner)
+    size = _element_bytes(graph, dense[0])
+    return Problem(rows, columns, batch, depths, copies, part, 0, 0, inner, size)
 
 
 def _packs(graph: DataflowGraph, anchor: Operator) -> bool:
     """Whether the reduction is the innermost axis of both operands: a constant gets the layout that is asked for."""
     data, weight = (graph.tensors[name] for name in anchor.inputs[:2])
     return weight.is_constant and (data.shape[-1] or 1) % 8 == 0
+
+
+def _element_bytes(graph: DataflowGraph, anchor: Operator) -> int:
+    return DTYPE_BYTES[graph.tensors[anchor.inputs[0]].dtype]
 
 
 def _batch(graph: DataflowGraph, anchor: Operator) -> int:
@@ -96,8 +101,9 @@ def depthwise_product(
         return None
     rows, columns = second.rows, second.columns
     problem = Problem(
-        rows, columns, 1, (second.depth,), (1,), 0, columns, first.window, _packs(graph, dense[1])
-    )
+        rows, columns, 1, (second.depth,), (1,), 0, columns, first.window,
+        _packs(graph, dense[1]), _element_bytes(graph, dense[1]),
+    )  # fmt: skip
     chosen = best_choices(problem, device)
     if not chosen:
         return None

@@ -15,10 +15,10 @@ import numpy as np
 from ..devices import DeviceSpec, capability
 from .tensor_tiles import (
     COLUMNS,
-    DEPTH,
     FRAGMENTS,
     RATES,
     ROWS,
+    STEP,
     Choice,
     Problem,
     Tile,
@@ -112,7 +112,8 @@ def best_row_tiles(problem: RowProblem, device: DeviceSpec, count: int = 1) -> t
     count : int
         How many at most.
     """
-    tiles = _tiles(problem.length, problem.segments, most_blocks(device))
+    size = problem.product.element_bytes
+    tiles = _tiles(problem.length, problem.segments, most_blocks(device), size)
     tiles = tiles[_fits(problem, device, tiles.T)]
     if not len(tiles):
         return ()
@@ -122,7 +123,7 @@ def best_row_tiles(problem: RowProblem, device: DeviceSpec, count: int = 1) -> t
 
 
 @functools.lru_cache(maxsize=256)
-def _tiles(length: int, segments: int, blocks: int) -> np.ndarray:
+def _tiles(length: int, segments: int, blocks: int, element_bytes: int) -> np.ndarray:
     """Every tile whose columns, times at most so many blocks, cover a row."""
     found = []
     for cluster, warp_columns in itertools.product(range(1, blocks + 1), (1, 2, 3, 4, 6, 8)):
@@ -141,8 +142,9 @@ def _tiles(length: int, segments: int, blocks: int) -> np.ndarray:
                 continue
             if columns > 8 * threads or (columns // warp_columns // COLUMNS) % among:
                 continue
-            for depth, stages in itertools.product((32, 64, 128), (2, 3, 4, 6)):
-                if (depth // DEPTH) % warp_depth == 0:
+            for nbytes, stages in itertools.product((64, 128, 256), (2, 3, 4, 6)):
+                if (nbytes // STEP) % warp_depth == 0:
+                    depth = nbytes // element_bytes
                     found.append(
                         (rows, columns, depth, warp_rows, warp_columns, warp_depth, stages)
                     )
@@ -161,7 +163,7 @@ def _fits(problem: RowProblem, device: DeviceSpec, tiles: np.ndarray) -> np.ndar
         (rows <= covering)
         & (sums <= most)
         & (4 * row_fragments + 2 * column_fragments <= FRAGMENTS)
-        & ((depth == 32) | (depth <= 2 * max(product.depths)))
+        & ((depth == 64 // product.element_bytes) | (depth <= 2 * max(product.depths)))
         & (_shared_bytes(problem, tiles) <= device.shared_memory_per_block_optin)
         & (threads <= device.max_threads_per_block)
     )
@@ -184,7 +186,8 @@ def _grid(problem: RowProblem, tiles: np.ndarray) -> np.ndarray:
 def _shared_bytes(problem: RowProblem, tiles: np.ndarray) -> np.ndarray:
     rows, columns, depth, _, _, warp_depth, stages = tiles
     total = sum(problem.product.copies)
-    ring = stages * 2 * depth * (rows + max(problem.product.copies) * columns)
+    size = problem.product.element_bytes
+    ring = stages * size * depth * (rows + max(problem.product.copies) * columns)
     met = np.where(warp_depth > 1, 4 * warp_depth * rows * columns * total, 0)
     parts, _ = _parts(problem, tiles)
     places = np.where(parts > 1, 4 * rows * (-(-parts // 4) * 4), 0)

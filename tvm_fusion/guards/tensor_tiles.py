@@ -15,8 +15,8 @@ import numpy as np
 
 from ..devices import DeviceSpec
 
-#: Rows, columns and depth of one 16-bit ``mma.sync``.
-ROWS, COLUMNS, DEPTH = 16, 8, 16
+#: Rows and columns of one ``mma.sync``, and bytes of each that it multiplies: 16 elements of 16 bits, or 8 of TF32.
+ROWS, COLUMNS, STEP = 16, 8, 32
 
 #: Accumulators of a thread, so that fragments and addresses fit beside them in 255 registers, and registers of one
 #: set of fragments.
@@ -49,6 +49,8 @@ class Problem:
         Products of each element of the rows, where a block computes them from a depthwise convolution (0: copied).
     reduction_inner : bool
         Whether the reduction is the innermost axis of all operands.
+    element_bytes : int
+        Size of the operands' elements: 2, or 4 for float32 that is multiplied in TF32.
     """
 
     rows: int
@@ -60,6 +62,12 @@ class Problem:
     least_columns: int = 0
     window: int = 0
     reduction_inner: bool = False
+    element_bytes: int = 2
+
+    @property
+    def instruction_depth(self) -> int:
+        """Elements of the reduction that one instruction multiplies."""
+        return STEP // self.element_bytes
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -111,7 +119,12 @@ class Tile:
 
     def stage_bytes(self, problem: Problem) -> int:
         """Shared memory of one tile of the operands, of the anchor with the largest."""
-        return 2 * self.depth * (self.rows + max(problem.copies) * self.columns)
+        lines = self.rows + max(problem.copies) * self.columns
+        return problem.element_bytes * self.depth * lines
+
+    def instructions(self, problem: Problem) -> int:
+        """Instructions that a warp's share of a tile's depth takes."""
+        return self.depth // problem.instruction_depth // self.warp_depth
 
     def exchange_bytes(self, problem: Problem) -> int:
         """Shared memory in which warps that share the reduction add their sums; it reuses the tiles'."""
@@ -175,6 +188,9 @@ class Rates:
         Per accumulator of a thread, to store it and to add it up across warps.
     clock : float
         Cycles in a microsecond.
+    rounding : float
+        Of a scheduler, per register of a fragment that a warp rounds to TF32: two instructions before sm_90, from
+        there one that is issued every other cycle. Estimated, not fitted.
     """
 
     products: float = 936.5
@@ -192,13 +208,18 @@ class Rates:
     store: float = 17.8
     exchange: float = 4.9
     clock: float = 1750.0
+    rounding: float = 2.0
 
 
 RATES = Rates()
 
 
+#: Schedulers of a multiprocessor, and bytes of a register of all lanes of a warp.
+_SCHEDULERS, _WARP_BYTES = 4, 128
+
+
 @functools.cache
-def _all_tiles() -> np.ndarray:
+def _all_tiles(element_bytes: int) -> np.ndarray:
     """Every tile that any problem may take, one a row, in the order of the fields of `Tile`."""
     found = []
     for rows, columns in itertools.product((16, 32, 64, 128, 256), (16, 32, 48, 64, 96, 128, 256)):
@@ -208,8 +229,9 @@ def _all_tiles() -> np.ndarray:
             warps = warp_rows * warp_columns * warp_depth
             if not 2 <= warps <= 8 or rows % (ROWS * warp_rows) or columns % (16 * warp_columns):
                 continue
-            for depth, stages in itertools.product((32, 64, 128), (2, 3, 4, 6)):
-                if (depth // DEPTH) % warp_depth == 0 and depth * rows * columns <= 2**20:
+            for nbytes, stages in itertools.product((64, 128, 256), (2, 3, 4, 6)):
+                if (nbytes // STEP) % warp_depth == 0 and nbytes * rows * columns <= 2**21:
+                    depth = nbytes // element_bytes
                     found.append(
                         (rows, columns, depth, warp_rows, warp_columns, warp_depth, stages)
                     )
@@ -257,7 +279,7 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     count : int
         How many at most.
     """
-    tiles = _all_tiles()
+    tiles = _all_tiles(problem.element_bytes)
     tiles = tiles[_fits(problem, device, tiles.T)]
     if not len(tiles):
         return ()
@@ -273,7 +295,7 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
     share = columns // warp_columns
     row_fragments, column_fragments = rows // warp_rows // ROWS, share // COLUMNS
     sums = 4 * row_fragments * column_fragments * sum(problem.copies)
-    stage = 2 * depth * (rows + most * columns)
+    stage = problem.element_bytes * depth * (rows + most * columns)
     exchange = np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0)
     fits = (
         (rows <= _covering(problem.rows, ROWS))
@@ -281,7 +303,10 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
         & (columns >= min(problem.least_columns, 256))
         & (sums <= SUMS)
         & (4 * row_fragments + 2 * column_fragments * most <= FRAGMENTS)
-        & ((depth == 32) | (depth <= (1 if problem.window else 2) * max(problem.depths)))
+        & (
+            (depth == 64 // problem.element_bytes)
+            | (depth <= (1 if problem.window else 2) * max(problem.depths))
+        )
         & (np.maximum(stages * stage, exchange) <= device.shared_memory_per_block_optin)
         & (32 * warp_rows * warp_columns * warp_depth <= device.max_threads_per_block)
     )
@@ -307,36 +332,48 @@ def microseconds_of(
     column_fragments = columns // warp_columns // COLUMNS
     most, total = max(problem.copies), sum(problem.copies)
     sums = 4 * row_fragments * column_fragments * total
+    each_depth = problem.instruction_depth
+    products = rates.products * product_rate(problem, device)
+    rounding = rates.rounding if problem.element_bytes == 4 else 0.0
     work = shared = copied = steps = 0
     for length, copies in zip(problem.depths, problem.copies, strict=True):
         count = -(-length // depth)
         steps = steps + count
         work = work + count * depth * copies * rows * columns
-        copied = copied + count * 2 * depth * (rows + copies * columns)
+        copied = copied + count * problem.element_bytes * depth * (rows + copies * columns)
         read = row_fragments * 512 + column_fragments * 256 * copies
-        shared = shared + count * (depth // DEPTH) * read * warp_rows * warp_columns
+        shared = shared + count * (depth // each_depth) * read * warp_rows * warp_columns
     blocks = -(-problem.rows // rows) * -(-problem.columns // columns) * problem.batch
     available = device.multiprocessors if multiprocessors is None else multiprocessors
     share = -(-blocks // available)
     waves = -(-share // np.minimum(share, resident_blocks(problem, device, tiles)))
     p = rates.overlap
     busy = (
-        (share * work / rates.products) ** p
+        (share * work / products) ** p
         + (share * (shared + copied) / rates.shared) ** p
         + (share * copied / rates.cache) ** p
+        + (share * shared / _WARP_BYTES * rounding / _SCHEDULERS) ** p
     ) ** (1 / p)
     each = rates.fragment + row_fragments * column_fragments * most * rates.product
+    each = each + (4 * row_fragments + 2 * column_fragments * most) * rounding
     threads = 32 * warp_rows * warp_columns * warp_depth
     chain = steps * rates.step + copied / 16 / threads * rates.copy
-    chain = chain + steps * (depth // DEPTH) / warp_depth * each
+    chain = chain + steps * (depth // each_depth) / warp_depth * each
     chain = np.maximum(chain, steps * rates.latency / (stages - 1))
     if problem.window:
         pieces = -(-rows * depth // 8 // threads) * steps
         chain = chain + pieces * problem.window * rates.tap
-    drain = rates.drain * rows * columns * most * depth / rates.products
+    drain = rates.drain * rows * columns * most * depth / products
     end = sums * (rates.store + np.where(warp_depth > 1, warp_depth * rates.exchange, 0.0))
     cycles = (busy**p + (waves * chain) ** p) ** (1 / p) + waves * end
     return (rates.start + rates.latency + drain + cycles) / rates.clock
+
+
+def product_rate(problem: Problem, device: DeviceSpec) -> float:
+    """Multiply-adds a cycle, as a share of those of 16-bit operands: half, by the makers' numbers."""
+    if problem.element_bytes == 2:
+        return 1.0
+    return device.peak_flops("tf32") / device.peak_flops("float16")
 
 
 def resident_blocks(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
@@ -349,7 +386,7 @@ def resident_blocks(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> 
     fragments = 4 * row_fragments + 2 * column_fragments * max(problem.copies)
     registers = np.minimum(255, sums + 2 * fragments + _ADDRESSES)
     shared = np.maximum(
-        stages * 2 * depth * (rows + max(problem.copies) * columns),
+        stages * problem.element_bytes * depth * (rows + max(problem.copies) * columns),
         np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0),
     )
     found = np.minimum(

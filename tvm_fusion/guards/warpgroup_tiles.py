@@ -74,6 +74,8 @@ def warpgroup_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tup
     """Return the warpgroup tiles of least predicted time, best first; none where the instructions do not fit."""
     if device.arch.rstrip("a") != ARCH or not problem.reduction_inner or problem.rows <= ROWS // 4:
         return ()
+    if problem.element_bytes != 2:  # it would read operands that nothing has rounded
+        return ()
     tiles = _all_tiles()
     tiles = tiles[_fits(problem, device, tiles.T)]
     if not len(tiles):

@@ -92,6 +92,7 @@ def describe(
         totals=_totals(graph, chosen, device),
         preset=solution.preset,
         search=solution.search,
+        float32_products="tf32" if device.tf32 else "float32",
     )
 
 

@@ -135,7 +135,7 @@ def operator_cost(graph: DataflowGraph, operator: Operator, device: DeviceSpec) 
 
 def _operator_costs(graph: DataflowGraph, device: DeviceSpec) -> dict[str, Cost]:
     """Costs of single operators that are known so far, by name."""
-    return graph.memo.setdefault(("operator_costs", device.name, device.arch), {})
+    return graph.memo.setdefault(("operator_costs", device.name, device.arch, device.tf32), {})
 
 
 def unfused_cost(graph: DataflowGraph, names: Iterable[str], device: DeviceSpec) -> Cost:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import STRATEGIES
+from ..config import FLOAT32_PRODUCTS, STRATEGIES
 from ..errors import PlanError
 from ..graph.dataflow import DTYPE_BYTES
 from ..strategies.base import OPTIONS
@@ -169,6 +169,8 @@ class Plan:
         Model family whose preset shaped the proposals.
     search : Search
         Which part of the choice is provably the best one.
+    float32_products : str
+        What products of float32 operands are computed in, one of ``config.FLOAT32_PRODUCTS``.
     schema : int
         Version of the JSON form.
     """
@@ -184,7 +186,13 @@ class Plan:
     totals: Totals = dataclasses.field(default_factory=Totals)
     preset: str = "auto"
     search: Search = dataclasses.field(default_factory=Search)
+    float32_products: str = "float32"
     schema: int = SCHEMA
+
+    @property
+    def precision(self) -> str:
+        """The least precise type that the model is computed in: ``"tf32"``, or `dtype`."""
+        return self.float32_products if self.dtype == "float32" else self.dtype
 
     def group(self, group_id: str) -> Group:
         """Return the group of an id.
@@ -248,6 +256,10 @@ class Plan:
         """
         if self.dtype not in DTYPE_BYTES:
             raise PlanError(f"the plan has the unknown dtype {self.dtype!r}; plan again")
+        if self.float32_products not in FLOAT32_PRODUCTS:
+            raise PlanError(
+                f"the plan has the unknown float32_products {self.float32_products!r}; plan again"
+            )
         ids = [group.id for group in self.groups]
         for group in self.groups:
             if not re.fullmatch(r"[A-Za-z_]\w*", group.id) or group.id == "main":
@@ -281,7 +293,7 @@ class Plan:
     def __str__(self) -> str:
         t = self.totals
         lines = [
-            f"{self.model} ({self.dtype}) on {self.target.kind}"
+            f"{self.model} ({self.precision}) on {self.target.kind}"
             + (f" {self.target.arch}" if self.target.arch else ""),
             f"  launches {t.launches_before} -> {t.launches_after}, "
             f"MiB moved {t.bytes_before / 2**20:.1f} -> {t.bytes_after / 2**20:.1f}, "

@@ -75,7 +75,7 @@ def render_html(plan: Plan, model: tvm.IRModule | DataflowGraph) -> str:
     PlanError
         If the plan was made for another model.
     """
-    graph = model if isinstance(model, DataflowGraph) else graph_of(model)
+    graph = model if isinstance(model, DataflowGraph) else graph_of(model, plan.float32_products)
     _check(plan, graph)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
@@ -84,7 +84,7 @@ def render_html(plan: Plan, model: tvm.IRModule | DataflowGraph) -> str:
     environment.filters.update(
         mib=words.mib, us=words.microseconds, options=words.options_in_words,
         operators=words.describe_operators, span=words.span, numbers=words.numbers_in_words,
-        rate=rate,
+        rate=rate, dtype=words.dtype_in_words,
     )  # fmt: skip
     return environment.get_template("plan.html.j2").render(_context(plan, graph))
 

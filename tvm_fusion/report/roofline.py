@@ -83,7 +83,9 @@ def device_of(target: TargetInfo) -> DeviceSpec | None:
         attrs["num-cores"] = int(cores[1])
     try:
         return device_for(
-            types.SimpleNamespace(kind=types.SimpleNamespace(name=target.kind), attrs=attrs)
+            types.SimpleNamespace(
+                kind=types.SimpleNamespace(name=target.kind), attrs=attrs, keys=()
+            )
         )
     except ValueError:
         return None
@@ -100,7 +102,8 @@ def build_roofline(plan: Plan, graph: DataflowGraph) -> Roofline | None:
     device = device_of(plan.target)
     if device is None:
         return None
-    peak, bandwidth = device.peak_flops(plan.dtype), device.memory_bandwidth
+    device = dataclasses.replace(device, tf32=plan.float32_products == "tf32")
+    peak, bandwidth = device.peak_flops(plan.precision), device.memory_bandwidth
     measured = any(g.measured_us_after is not None for g in plan.groups)
     pairs = [_pair(i, g) for i, g in enumerate(plan.groups) if g.flops_after and g.bytes_after]
     alone, hidden = [], len(plan.groups) - len(pairs)

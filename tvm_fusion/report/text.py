@@ -15,6 +15,7 @@ from .words import (
     LETTERS,
     accuracy_in_words,
     describe_operators,
+    dtype_in_words,
     mib,
     microseconds,
     options_in_words,
@@ -88,7 +89,7 @@ def _summary(console: Console, plan: Plan) -> None:
     target = " ".join(part for part in (where.kind, where.arch) if part)
     device = f", as {where.device}" if where.device else ""
     console.print(
-        f"{plan.model} ({plan.dtype}, {plan.operators} operators) for {target}{device}",
+        f"{plan.model} ({dtype_in_words(plan)}, {plan.operators} operators) for {target}{device}",
         markup=False,
     )
     measured = ""

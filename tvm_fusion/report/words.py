@@ -139,6 +139,12 @@ def search_in_words(search: Search) -> str:
     )
 
 
+def dtype_in_words(plan: Plan) -> str:
+    """Element type of a model, and what its float32 products are computed in where that is another."""
+    tf32 = plan.float32_products == "tf32"
+    return f"{plan.dtype}, float32 products in TF32" if tf32 else plan.dtype
+
+
 def accuracy_in_words(plan: Plan) -> list[str]:
     """How far the estimates were from what the compiler says, one sentence a resource.
 

@@ -93,6 +93,11 @@ def _unary(expression: str) -> Callable[[re.Match, list], str]:
     return lambda name, operands: f"{operands[0]} = {expression.format(operands[1])};"
 
 
+def _round(even: str) -> Callable[[re.Match, list], str]:
+    # The result is a register of 32 bits, declared as a float or not.
+    return lambda name, operands: f"SimtSet({operands[0]}, simt::RoundTf32({operands[1]}, {even}));"
+
+
 _FLOAT = r"(?:\.approx)?(?:\.ftz)?\.f32"
 
 #: What is compiled for an instruction, by a pattern of its whole name.
@@ -123,7 +128,8 @@ INSTRUCTIONS: dict[str, Callable[[re.Match, list], str]] = {
     r"bar\.warp\.sync": lambda name, operands: f"simt::WarpBarrier({operands[0]}, line);",
     # Order among launches and threads that the emulation has anyway.
     r"griddepcontrol\.\w+|fence\.[\w.:]+|membar\.\w+|prefetch\w*\.[\w.:]+": lambda name, operands: ";",
-    r"cvt\.rna\.tf32\.f32": _unary("simt::RoundTf32({})"),
+    r"cvt\.rna\.tf32\.f32": _round("false"),
+    r"cvt\.rn\.tf32\.f32": _round("true"),
     rf"ex2{_FLOAT}": _unary("std::exp2({})"),
     rf"lg2{_FLOAT}": _unary("std::log2({})"),
     rf"rcp{_FLOAT}": _unary("1.0f / ({})"),

@@ -42,9 +42,11 @@ void LoadShared(void* values, unsigned from, int bytes, bool cluster, int line);
 void Store(void* to, const void* values, int bytes, int line);
 void Load(void* values, const void* from, int bytes, int line);
 void Outside(int bytes, long room, int line);  // of an array
-static inline float RoundTf32(float x) {  // to nearest, ties away from zero
+static inline float RoundTf32(float x, bool even) {  // to nearest; ties to even, or away from zero
   uint32_t bits; __builtin_memcpy(&bits, &x, 4);
-  bits = (bits + 0x1000u) & 0xffffe000u; __builtin_memcpy(&x, &bits, 4); return x;
+  if ((bits & 0x7f800000u) == 0x7f800000u) return x;  // infinities and NaNs
+  bits = (bits + (even ? 0xfffu + (bits >> 13 & 1) : 0x1000u)) & 0xffffe000u;
+  __builtin_memcpy(&x, &bits, 4); return x;
 }
 void Atomic(void* at, int bytes);
 typedef void (*Body)(void**);

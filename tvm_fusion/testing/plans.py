@@ -41,7 +41,7 @@ def planned(
     **options: Any,
 ) -> Plan:
     """Plan a canonical module; ``options`` are fields of ``FusionConfig``."""
-    spec = _device(device)
+    spec = _device(device, options)
     target = TargetInfo(spec.kind, spec.arch if spec.kind == "cuda" else None, spec.name)
     return make_plan(
         graph_of(mod), spec, target, FusionConfig(**options), existing=existing, compiler=compiler,
@@ -59,9 +59,14 @@ def solved(
 ) -> Solution:
     """Everything that the planner weighed; ``options`` are fields of ``FusionConfig``."""
     return solve(
-        graph_of(mod), _device(device), FusionConfig(**options), compiler=compiler, measure=measure
+        graph_of(mod),
+        _device(device, options),
+        FusionConfig(**options),
+        compiler=compiler,
+        measure=measure,
     )
 
 
-def _device(device: DeviceSpec | str) -> DeviceSpec:
-    return device_for(parse_target(device)) if isinstance(device, str) else device
+def _device(device: DeviceSpec | str, options: Mapping[str, Any]) -> DeviceSpec:
+    spec = device_for(parse_target(device)) if isinstance(device, str) else device
+    return dataclasses.replace(spec, tf32=options.get("float32_products") == "tf32")

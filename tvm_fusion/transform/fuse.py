@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compat import Target, tvm
 from ..config import FusionConfig
-from ..devices import device_for
+from ..devices import TF32, device_for
 from ..frontend.canonical import canonicalize
 from ..graph.dataflow import DataflowGraph
 from ..graph.relax import RelaxGraph, from_relax
@@ -17,7 +17,7 @@ from ..planner.plan import Plan, TargetInfo
 from ..planner.planner import Compiler, Solution, solve
 from ..strategies.base import Proposal, depth_of
 from ..strategies.decompose import decompose
-from ..targets import parse_target
+from ..targets import parse_target, with_products
 from .annotate import annotate, parts_from
 from .strip_fusion import ExistingGroup, is_group, strip
 
@@ -50,7 +50,7 @@ def plan_module(
     compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
-    resolved = parse_target(target)
+    resolved = target_of(target, config)
     flat, groups = strip(mod)
     found = from_relax(flat)
     existing = {group.name: _as_proposal(found, group) for group in groups}
@@ -67,17 +67,32 @@ def solve_module(
     mod: tvm.IRModule, target: Target | str | None, config: FusionConfig
 ) -> tuple[DataflowGraph, Solution]:
     """Decide as `plan_module` does and return everything that was weighed, with the graph."""
-    resolved = parse_target(target)
+    resolved = target_of(target, config)
     flat, groups = strip(mod)
     found = from_relax(flat)
     existing = {group.name: _as_proposal(found, group) for group in groups}
     return found.graph, solve(found.graph, device_for(resolved), config, existing)
 
 
-def graph_of(mod: tvm.IRModule) -> DataflowGraph:
+def target_of(target: Target | str | None, config: FusionConfig) -> Target:
+    """The complete target (None: the current one), with what a configuration says of float32 products."""
+    resolved = parse_target(target)
+    return with_products(resolved, TF32) if config.float32_products == TF32 else resolved
+
+
+def canonical_for(mod: tvm.IRModule, float32_products: str = "float32") -> tvm.IRModule:
+    """Clean a module up as plans with such products want it: channels-last for TF32.
+
+    An annotated module stays as it is: it has been cleaned up, and its groups would be lost.
+    """
+    if any(is_group(function) for function in mod.functions.values()):
+        return mod
+    return canonicalize(mod, channels_last=float32_products == TF32)
+
+
+def graph_of(mod: tvm.IRModule, float32_products: str = "float32") -> DataflowGraph:
     """The graph that plans of a module (canonical or not, annotated or not) are made for."""
-    annotated = any(is_group(function) for function in mod.functions.values())
-    return from_relax(strip(mod if annotated else canonicalize(mod))[0]).graph
+    return from_relax(strip(canonical_for(mod, float32_products))[0]).graph
 
 
 def apply_plan(mod: tvm.IRModule, plan: Plan) -> tvm.IRModule:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..build.signature import TensorSpec
+from ..devices import TF32
 from ..schedules.decisions import Decision
 
 #: Permutation by number of the parameter (see ``schedules.base.PACKED``).
@@ -38,6 +39,11 @@ class KernelSource:
     def kind(self) -> str:
         """Kind of the target, ``"cuda"`` or ``"llvm"``."""
         return str(json.loads(self.target)["kind"])
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its float32 products may be in TF32."""
+        return TF32 in json.loads(self.target).get("keys", ())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from ..build.inputs import numpy_dtype
 from ..build.signature import TensorSpec
 from ..compat import tirx, tvm
+from ..devices import TF32
 from ..errors import TuningError
 from ..schedules.analysis import nodes_of, root_block
 from ..schedules.base import CONSTANTS
@@ -80,6 +81,7 @@ class References:
                 "folder": str(self._folder),
                 "kernel": kernel,
                 "seed": self._seed,
+                "tf32": source.has_tf32,
             }
             for kernel, source in new.items()
         ]
@@ -144,8 +146,10 @@ def widened(func_json: str) -> tirx.PrimFunc:
     return tvm.ir.load_json(json.dumps(data))["main"]
 
 
-def describe(func: tirx.PrimFunc, seed: int = 0, positive: bool = False) -> Inputs:
-    """The inputs of a function, without reference outputs yet."""
+def describe(
+    func: tirx.PrimFunc, seed: int = 0, positive: bool = False, tf32: bool = False
+) -> Inputs:
+    """The inputs of a function (whose float32 products may be in TF32), without reference outputs yet."""
     params = tuple(
         TensorSpec(p.name, tuple(int(d) for d in p.ty.shape), str(p.ty.dtype)) for p in func.params
     )
@@ -155,6 +159,7 @@ def describe(func: tirx.PrimFunc, seed: int = 0, positive: bool = False) -> Inpu
     constants = func.attrs.get(CONSTANTS, ()) if func.attrs is not None else ()
     dtypes = {spec.dtype for spec in params}
     narrowest = next((name for name in _FLOATS if name in dtypes), "")
+    narrowest = TF32 if tf32 and narrowest == "float32" else narrowest
     tolerances = tuple(
         GROUP_TOLERANCE.get(narrowest, 0.0)
         if numpy_dtype(params[i].dtype).kind not in "iub"
@@ -188,11 +193,12 @@ class _ReferenceHandler:
         text = Path(request["source"]).read_text(encoding="utf-8")
         func = widened(text)
         original = tvm.ir.load_json(text)["main"]
-        inputs = describe(original, int(request["seed"]))
+        tf32 = bool(request["tf32"])
+        inputs = describe(original, int(request["seed"]), tf32=tf32)
         outputs = compute(func, inputs)
         if not all(_is_finite(a) for a in outputs):
             # Roots or logarithms of negative values: with NaN expected, little would be compared.
-            again = describe(original, inputs.seed, positive=True)
+            again = describe(original, inputs.seed, positive=True, tf32=tf32)
             other = compute(func, again)
             if sum(map(_finite_share, other)) > sum(map(_finite_share, outputs)):
                 inputs, outputs = again, other

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable
 from importlib import resources
 
+from ..devices import TF32
 from .trials import Trial, TrialSet, parse_line, ranked
 from .work_dir import Place
 
@@ -49,7 +50,7 @@ def export_trials(places: Iterable[Place]) -> str:
     Parameters
     ----------
     places : iterable of Place
-        Folders of records of one arch.
+        Folders of records of one arch; those of kernels that may be in TF32 are left out.
 
     Returns
     -------
@@ -63,6 +64,8 @@ def export_trials(places: Iterable[Place]) -> str:
     """
     found: dict[tuple[str, str], list[Trial]] = {}
     for place in places:
+        if TF32 in place.dtype_policy.split("+"):
+            continue  # what is shipped serves exact products
         for trial in place.records():
             found.setdefault((place.tvm, trial.kernel), []).append(trial)
     lines = []

@@ -116,7 +116,7 @@ def tune_model(
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, not {trials}")
-    records = WorkDir(work_dir).open(record_arch(target.attrs), policy_of(mod))
+    records = WorkDir(work_dir).open(record_arch(target.attrs), policy_of(mod, target))
     config = config or FusionConfig()
     budget = Budget(trials, 60 * minutes if minutes is not None else float("inf"))
     with _parts(target, remote, require_cached) as (builder, references, runner, device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..compat import Target, tirx, tvm
+from ..devices import TF32
 from ..schedules.decisions import Decision
 from ..schedules.registry import Lookup
 from .kernels import kernel_digest
@@ -45,13 +46,15 @@ def tuned_records(mod: tvm.IRModule, target: Target, work_dir: str | None = None
     arch = record_arch(target.attrs)
     found: list[TrialSet] = []
     if work_dir is not None:
-        found.append(WorkDir(work_dir).open(arch, policy_of(mod)))
-    return [*found, shipped_trials(arch, tvm.__version__)]
+        found.append(WorkDir(work_dir).open(arch, policy_of(mod, target)))
+    # Those are of exact products: the fastest of a float32 product is none on tensor cores.
+    return found if TF32 in target.keys else [*found, shipped_trials(arch, tvm.__version__)]
 
 
-def policy_of(mod: tvm.IRModule) -> str:
-    """The dtypes in which a model computes, as they name a folder of records."""
-    return dtype_policy(_dtypes(mod))
+def policy_of(mod: tvm.IRModule, target: Target) -> str:
+    """The dtypes in which a model computes for a target, as they name a folder of records."""
+    dtypes = _dtypes(mod)
+    return dtype_policy({*dtypes, TF32} if "float32" in dtypes and TF32 in target.keys else dtypes)
 
 
 def _dtypes(mod: tvm.IRModule) -> set[str]:

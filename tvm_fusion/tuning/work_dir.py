@@ -51,12 +51,12 @@ def record_arch(target: Mapping[str, Any]) -> str:
 
 
 def dtype_policy(dtypes: Iterable[str]) -> str:
-    """Name the dtypes in which a model computes: its floating-point ones, joined by ``+``.
+    """Name the dtypes in which a model computes: its floating-point ones (``tf32`` too), joined by ``+``.
 
     A model without any is named by all its dtypes, one without tensors ``"none"``.
     """
     names = set(map(str, dtypes))
-    floats = {name for name in names if re.match(r"b?float", name)}
+    floats = {name for name in names if re.match(r"b?float|tf32", name)}
     return "+".join(sorted(floats or names)) or "none"
 
 

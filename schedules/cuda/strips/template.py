@@ -45,5 +45,6 @@ class StripConvolution(ScheduleTemplate):
 
 def _is_product(func: tirx.PrimFunc, target: Target, microseconds: float) -> bool:
     """Whether a template of products computes a grouped convolution in less time."""
-    times = [predicted(func, target) for predicted in (on_tensor_cores, by_multiply_adds)]
-    return min((t for t in times if t is not None), default=microseconds) < microseconds
+    # In the order in which they are tried.
+    times = (predicted(func, target) for predicted in (on_tensor_cores, by_multiply_adds))
+    return next((t for t in times if t is not None), microseconds) < microseconds

@@ -105,6 +105,7 @@ def _sources() -> dict[str, str]:
             '               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])\n'
             '               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));\n}'
         )
+    made.update(_tf32_sources())
     made["tvmf_mma_tf32"] = (
         "void tvmf_mma_tf32(float* sums, int at, const unsigned* rows, int row,\n"
         "    const unsigned* columns, int column) {\n"
@@ -118,6 +119,50 @@ def _sources() -> dict[str, str]:
         name: (source if source.startswith("template") else _HEAD + source) + "\n"
         for name, source in made.items()
     }
+
+
+def _tf32_sources() -> dict[str, str]:
+    """Functions that read fragments of float32 elements, rounded to TF32.
+
+    ``mma`` ignores the last 13 bits of a TF32 operand, so that adding half of what they count rounds to nearest (ties
+    away from zero, as ``cvt.rna.tf32``, without its instruction that clears them). From sm_90 on, ``cvt.rn.tf32``
+    (ties to even) is a single instruction.
+    """
+    return {
+        "tvmf_ldmatrix_tf32": (
+            "void tvmf_ldmatrix_tf32(unsigned* fragments, int index, const void* shared, int offset) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  unsigned* fragment = fragments + index;\n"
+            '  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"\n'
+            '               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])\n'
+            f'               : "r"(address) : "memory");\n{_ROUND}}}'
+        ),
+        "tvmf_load_words_tf32": (
+            "void tvmf_load_words_tf32(unsigned* fragments, int index, const void* shared, int first,\n"
+            "    int second, int third, int fourth) {\n"
+            "  unsigned* fragment = fragments + index;\n"
+            "  const int offsets[] = {first, second, third, fourth};\n"
+            "#pragma unroll\n"
+            "  for (int i = 0; i < 4; ++i) {\n"
+            f"    unsigned address = {_SHARED.replace('offset', 'offsets[i]')};\n"
+            '    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(fragment[i]) : "r"(address) : "memory");\n'
+            f"  }}\n{_ROUND}}}"
+        ),
+    }
+
+
+#: Rounds the four registers of ``fragment``.
+_ROUND = (
+    "#pragma unroll\n"
+    "  for (int i = 0; i < 4; ++i) {\n"
+    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n"
+    '    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(fragment[i]) : "f"(__uint_as_float(fragment[i])));\n'
+    "#else\n"
+    "    // Infinities and NaNs stay what they are.\n"
+    "    if (fabsf(__uint_as_float(fragment[i])) < __uint_as_float(0x7f800000u)) fragment[i] += 0x1000u;\n"
+    "#endif\n"
+    "  }\n"
+)
 
 
 def _cluster_sources() -> dict[str, str]:

@@ -14,13 +14,14 @@ from collections.abc import Callable
 
 from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
-from ....guards.tensor_tiles import DEPTH, Tile
+from ....guards.tensor_tiles import Tile
+from .access import Access, access_of
 from .device_code import OPERAND_TYPES, call
 from .epilogue import Epilogue
 from .evaluate import Views, integer, keep
 from .form import Anchor, Iterator, Products
-from .fragments import column_base, column_fragment, interleave, row_base, row_fragment
-from .operand import Access, Lines, TileCopy, access_of, decode
+from .fragments import column_base, column_fragment, interleave, reader, row_base, row_fragment
+from .operand import Lines, TileCopy, decode
 from .tile import problem_of
 
 #: Matrix instructions of a warp up to which the loop over the reduction is written out.
@@ -220,7 +221,7 @@ class Body:
         tile = self.tile
         ahead = tile.stages - 1
         steps = [(pair, k) for pair in pairs for k in range(pair.steps)]
-        work = len(steps) * (tile.depth // DEPTH // tile.warp_depth)
+        work = len(steps) * tile.instructions(problem_of(self.form))
         work *= tile.row_fragments * tile.column_fragments
 
         def start(number: int, part: str = "both") -> None:
@@ -322,7 +323,7 @@ class Pair:
     def multiply(self, slot) -> None:
         """Multiply one tile, this warp's part of the reduction."""
         tile = self.body.tile
-        count = tile.depth // DEPTH // tile.warp_depth
+        count = tile.instructions(problem_of(self.body.form))
         self._load(0, 0, slot)
         for number in range(count):
             if number + 1 < count:
@@ -331,26 +332,27 @@ class Pair:
 
     def _load(self, number: int, which: int, slot) -> None:
         tile, place, body = self.body.tile, self.body.place, self.body
-        part = tile.depth // DEPTH // tile.warp_depth
+        part = tile.instructions(problem_of(body.form))
         k = place.warp_depth * integer(part) + integer(number) if tile.warp_depth > 1 else number
         rows = body.row_parts[which]
         for fragment in range(tile.row_fragments):
-            offset = row_fragment(self.row_access, tile, self.row_base, place, fragment, k)
-            self._matrix(self.row_access.major == "mn", rows, 4 * fragment, slot, offset)
+            offsets = row_fragment(self.row_access, tile, self.row_base, place, fragment, k)
+            self._read(self.row_access, rows, 4 * fragment, slot, offsets)
         columns = body.column_parts[which]
         base = self.row_copy.nbytes
         for copy in range(self.anchor.copy_count):
             for fragment in range(0, tile.column_fragments, 2):
-                offset = column_fragment(
+                offsets = column_fragment(
                     self.column_access, tile, self.column_base, place, fragment, k
                 )
+                offsets = [offset + base for offset in offsets]
                 target = 2 * (copy * tile.column_fragments + fragment)
-                self._matrix(self.column_access.major == "mn", columns, target, slot, offset + base)
+                self._read(self.column_access, columns, target, slot, offsets)
             base += self.column_copies[copy].nbytes
 
-    def _matrix(self, transposed: bool, fragments, target: int, slot, offset) -> None:
-        name = "tvmf_ldmatrix_trans" if transposed else "tvmf_ldmatrix"
-        T.evaluate(call(name, fragments.data, target, self.body.shared.data, slot + offset))
+    def _read(self, access: Access, fragments, target: int, slot, offsets: list) -> None:
+        places = [slot + offset for offset in offsets]
+        T.evaluate(call(reader(access), fragments.data, target, self.body.shared.data, *places))
 
     def _multiply(self, which: int) -> None:
         tile, body = self.body.tile, self.body

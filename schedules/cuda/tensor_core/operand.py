@@ -2,7 +2,8 @@
 
 A tile is copied asynchronously in pieces of 16 bytes into shared memory, where pieces of a row are exchanged
 ("swizzled") so that the eight rows of an 8x8 matrix that ``ldmatrix`` reads lie in different banks. A tile has the
-reduction innermost (``major == "k"``) or the rows or columns (``major == "mn"``), as the tensor has.
+reduction innermost (``major == "k"``) or the rows or columns (``major == "mn"``), as the tensor has. Elements have two
+bytes, or four where float32 is multiplied in TF32.
 """
 
 from __future__ import annotations
@@ -15,98 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ...analysis import nodes_of
-from .affine import Copy, as_copy, coefficients, substitute, uses
+from .access import Access
+from .affine import substitute
 from .device_code import call
 from .evaluate import Views, conjunction, evaluate, integer, keep
 from .form import InnerSum, Iterator, Operand
-
-#: Elements of two bytes in 16 bytes.
-PIECE = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """How an operand is read.
-
-    Attributes
-    ----------
-    copy : Copy or None
-        The guarded read that it is; None where it has to be computed.
-    major : str
-        ``"k"`` or ``"mn"``: what is contiguous.
-    width : int
-        Elements that can be copied at once.
-    """
-
-    copy: Copy | None
-    major: str
-    width: int
-
-
-def access_of(
-    operand: Operand,
-    across: Sequence[Iterator],
-    reduced: Sequence[Iterator],
-    inner: Sequence[InnerSum] = (),
-) -> Access:
-    """Find out how an operand can be read.
-
-    Parameters
-    ----------
-    operand : Operand
-        The operand.
-    across : sequence of Iterator
-        Its rows (or columns, copies and batch included).
-    reduced : sequence of Iterator
-        The reduction.
-    inner : sequence of InnerSum
-        Sums that it may be computed from.
-    """
-    copy = as_copy(operand.value, inner)
-    if copy is None:
-        return Access(None, "k", 1)
-    variables = list({v.__chandle__(): v for v in nodes_of(copy.offset, tirx.Var)}.values())
-    numbers = coefficients(copy.offset, variables) if variables else None
-    if numbers is None:
-        return Access(None, "k", 1)
-    steps = dict(zip([v.__chandle__() for v in variables], numbers, strict=False))
-    for major, iterators in (("k", reduced), ("mn", across)):
-        last = next((i for i in reversed(iterators) if i.extent > 1), None)
-        if last is None or steps.get(last.var.__chandle__()) != 1:
-            continue
-        run, inside = _run(iterators, steps, copy)
-        rest = [n for h, n in steps.items() if h not in inside] + numbers[-1:]
-        width = math.gcd(PIECE, run, *rest)
-        if any(uses(condition, last.var) for condition in copy.conditions):
-            width = 1
-        if width >= (2 if major == "k" else PIECE):
-            return Access(copy, major, width)
-    return Access(None, "k", 1)
-
-
-def _run(
-    iterators: Sequence[Iterator], steps: Mapping[int, int], copy: Copy
-) -> tuple[int, set[int]]:
-    """How many neighbours in memory the last iterators walk under the same conditions, and which they are."""
-    run, inside = 1, set()
-    for iterator in reversed([i for i in iterators if i.extent > 1]):
-        conditional = any(uses(condition, iterator.var) for condition in copy.conditions)
-        if steps.get(iterator.var.__chandle__()) != run or (inside and conditional):
-            break
-        run *= iterator.extent
-        inside.add(iterator.var.__chandle__())
-    return run, inside
-
-
-def swizzle(row: tirx.PrimExpr, row_bytes: int) -> tirx.PrimExpr | int:
-    """What the piece numbers of a row of a tile are combined with (exclusive or)."""
-    pieces = row_bytes // 16
-    # Pieces are exchanged within aligned groups of a power of two, so that they stay in their row.
-    group = min(8, pieces & -pieces)
-    if group == 1:
-        return integer(0)
-    # Of shorter rows (or groups) as many lie in different banks already as fill 128 bytes.
-    return row // integer(8 // group) & integer(group - 1)
 
 
 def decode(number: tirx.PrimExpr, iterators: Sequence[Iterator]) -> dict:
@@ -197,8 +111,8 @@ class TileCopy:
         self.shared, self.views, self.inner = shared, views, inner
         self.constants = tuple(constants)
         along = depth if access.major == "k" else lines.tile
-        self.row_bytes = 2 * along
-        pieces = along // PIECE
+        self.row_bytes = access.size * along
+        pieces = along // access.piece
         self.piece = T.bind(thread % integer(pieces)) if pieces > 1 else integer(0)
         self.row = T.bind(thread // integer(pieces))
         rows = lines.tile if access.major == "k" else depth
@@ -219,7 +133,7 @@ class TileCopy:
     @property
     def nbytes(self) -> int:
         """Shared memory of one tile."""
-        return 2 * self.lines.tile * self.depth
+        return self.access.size * self.lines.tile * self.depth
 
     def _prepare(self) -> None:
         """Bind what stays the same for every tile of the reduction."""
@@ -229,10 +143,10 @@ class TileCopy:
                 row = self.row + integer(number * self.rows_at_once)
                 self.starts.append(self._line(self.lines.place(row)))
         else:
-            self.starts.append(self._line(self.piece * integer(PIECE)))
+            self.starts.append(self._line(self.piece * integer(self.access.piece)))
         for number in range(self.passes):
             row = self.row + integer(number * self.rows_at_once)
-            swapped = self.piece ^ swizzle(row, self.row_bytes)
+            swapped = self.piece ^ self.access.swizzle(row, self.row_bytes)
             target = row * integer(self.row_bytes) + swapped * integer(16)
             self.targets.append(keep(target, "target"))
 
@@ -280,11 +194,11 @@ class TileCopy:
         if self.access.copy is None:
             self._compute(number, step, target)
             return
-        width = self.access.width
-        for part in range(PIECE // width):
+        width, size, piece = self.access.width, self.access.size, self.access.piece
+        for part in range(piece // width):
             if self.access.major == "k":
                 start = self.starts[number]
-                k = step * integer(self.depth) + self.piece * integer(PIECE) + integer(part * width)
+                k = step * integer(self.depth) + self.piece * integer(piece) + integer(part * width)
             else:
                 start = self.starts[0]
                 k = step * integer(self.depth) + self.row + integer(number * self.rows_at_once)
@@ -298,9 +212,9 @@ class TileCopy:
             view = self.views[self.access.copy.buffer.__chandle__()]
             along = self._along(names)
             copied = call(
-                f"tvmf_copy_async_{2 * width}",
+                f"tvmf_copy_async_{size * width}",
                 self.shared.data,
-                target + integer(2 * part * width),
+                target + integer(size * part * width),
                 view.data,
                 offset + along,
                 valid,
@@ -323,20 +237,21 @@ class TileCopy:
     def _compute(self, number: int, step, target) -> None:
         """Compute a piece element by element, or from wide loads where the reduction's last iterator allows."""
         _, exists, values = self.starts[number]
-        first = step * integer(self.depth) + self.piece * integer(PIECE)
+        size = self.access.piece
+        first = step * integer(self.depth) + self.piece * integer(size)
         names = {**values, **self.fixed}
         dtype = self.operand.dtype
-        piece = T.alloc_buffer((PIECE,), dtype, scope="local")
+        piece = T.alloc_buffer((size,), dtype, scope="local")
         conditions = [] if exists is None else [exists]
         last = self.reduced[-1]
-        if last.extent % PIECE == 0:
+        if last.extent % size == 0:
             decoded = {v: T.bind(e) for v, e in decode(first, self.reduced).items()}
             base = decoded.pop(last.var)
             if self.total % self.depth:
                 conditions.append(first < integer(self.total))
-            self._fill(piece, 0, PIECE, last.var, base, {**names, **decoded}, conditions)
+            self._fill(piece, 0, size, last.var, base, {**names, **decoded}, conditions)
         else:
-            for place in range(PIECE):
+            for place in range(size):
                 k = first + integer(place)
                 decoded = {v: T.bind(e) for v, e in decode(k, self.reduced).items()}
                 base = decoded.pop(last.var)

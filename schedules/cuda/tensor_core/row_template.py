@@ -1,4 +1,4 @@
-"""The template: 16-bit products on tensor cores whose rows are reduced, in a block or a cluster."""
+"""The template: 16-bit (or TF32) products on tensor cores whose rows are reduced, in a block or a cluster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .tile import problem_of
 
 
 class TensorRows(ScheduleTemplate):
-    """Matrix products of 16-bit operands with softmax, a norm or a sum over the columns, and elementwise operators."""
+    """Matrix products on tensor cores with softmax, a norm or a sum over the columns, and elementwise operators."""
 
     name = "tensor_rows"
     kind = "cuda"
-    #: ``cp.async`` and ``mma.sync.m16n8k16``; clusters are used where the chip has them.
+    #: ``cp.async`` and ``mma.sync``; clusters are used where the chip has them.
     min_arch = 80
 
     def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, or a row does not fit on chip."""
         form = row_products(func)
-        if form is None or form.length % 2 or not fits(form):
+        if form is None or form.length % 2 or not fits(form, target):
             return None
         numbers = constants_of(func)
         form, packed = pack(form, numbers - _read_by_stages(form))

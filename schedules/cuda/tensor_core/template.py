@@ -1,4 +1,4 @@
-"""The template: sums of 16-bit products with float32 accumulators on tensor cores."""
+"""The template: sums of 16-bit (or TF32) products with float32 accumulators on tensor cores."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from ....guards.tensor_tiles import best_tiles, joinable
 from ....guards.warpgroup_tiles import best_choices
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
+from .access import access_of
 from .form import Anchor, Products
 from .groups import group_of, join_groups
 from .kernel import kernel
-from .operand import access_of
 from .packing import pack
 from .recognition import products
 from .tile import problem_of
 from .warpgroup import warpgroup_kernel
 
-_TYPES = ("float16", "bfloat16")
+_TYPES = frozenset(("float16", "bfloat16"))
 
 #: Rows below which an instruction's sixteen are mostly idle, and shorter reductions than which there is little to copy.
 _LEAST_ROWS, _LEAST_DEPTH = 4, 16
 
 
 class TensorCore(ScheduleTemplate):
-    """Convolutions and matrix products of 16-bit operands that meet in elementwise outputs."""
+    """Convolutions and matrix products of 16-bit operands that meet in elementwise outputs.
+
+    Those of float32 operands too, in TF32, for targets that allow it (``targets.with_products``).
+    """
 
     name = "tensor_core"
     kind = "cuda"
-    #: ``cp.async`` and ``mma.sync.m16n8k16``.
+    #: ``cp.async``, and ``mma.sync.m16n8k16`` and ``.m16n8k8.tf32``.
     min_arch = 80
 
     def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the kernel; None when the function has another form, type, or too few rows."""
-        found = products_of(func)
+        found = products_of(func, target)
         if found is None:
             return None
         forms, packed = found
@@ -69,7 +72,7 @@ class Joined:
 
 
 def products_of(
-    func: tirx.PrimFunc,
+    func: tirx.PrimFunc, target: Target
 ) -> tuple[dict[int, Products], dict[str, list[int]]] | None:
     """What tensor cores can make of a function, by how many groups are joined; and its permuted parameters."""
     form = products(func)
@@ -79,7 +82,7 @@ def products_of(
     form, packed = pack(form, numbers)
     constants = tuple(form.params[number] for number in sorted(numbers))
     form = dataclasses.replace(form, constants=constants)
-    forms = {count: made for count, made in joined(form) if fits(made)}
+    forms = {count: made for count, made in joined(form) if fits(made, target)}
     return (forms, packed) if forms else None
 
 
@@ -107,7 +110,7 @@ def _ranked(
 
 def predicted(func: tirx.PrimFunc, target: Target) -> float | None:
     """Microseconds that this template's model predicts for a function; None where it does not take it."""
-    found = products_of(func) if arch_number(target) >= TensorCore.min_arch else None
+    found = products_of(func, target) if arch_number(target) >= TensorCore.min_arch else None
     ranked = _ranked(found[0], device_of(target), _search(func, target), 1) if found else []
     return ranked[0].microseconds if ranked else None
 
@@ -137,9 +140,10 @@ def constants_of(func: tirx.PrimFunc) -> set[int]:
     return {int(number) for number in numbers or ()}
 
 
-def fits(form: Products) -> bool:
-    """Whether tensor cores are worth using for a function of this form."""
-    if any(anchor.rows.dtype not in _TYPES for anchor in form.anchors):
+def fits(form: Products, target: Target) -> bool:
+    """Whether tensor cores may be used for a function of this form, and are worth it."""
+    dtypes = {anchor.rows.dtype for anchor in form.anchors}
+    if not (dtypes <= _TYPES or (dtypes == {"float32"} and device_for(target).tf32)):
         return False
     if form.row_count < _LEAST_ROWS or form.column_count < 8:
         return False

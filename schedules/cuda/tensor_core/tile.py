@@ -6,9 +6,9 @@ import math
 
 from ....compat import tirx
 from ....guards.tensor_tiles import Problem
-from ...analysis import nodes_of
+from ...analysis import dtype_bytes, nodes_of
+from .access import access_of
 from .form import Anchor, Products
-from .operand import access_of
 
 
 def problem_of(form: Products) -> Problem:
@@ -28,6 +28,7 @@ def problem_of(form: Products) -> Problem:
         form.column_count if form.inner else 0,
         max((math.prod(i.extent for i in inner.reduced) for inner in form.inner), default=0),
         all(_reduction_is_inner(form, anchor) for anchor in form.anchors),
+        dtype_bytes(form.anchors[0].rows.dtype),
     )
 
 

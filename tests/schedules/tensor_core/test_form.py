@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tvm import relax
 from tvm_fusion.schedules import schedule
-from tvm_fusion.schedules.cuda.tensor_core.operand import access_of
+from tvm_fusion.schedules.cuda.tensor_core.access import access_of
 from tvm_fusion.schedules.cuda.tensor_core.packing import pack
 from tvm_fusion.schedules.cuda.tensor_core.recognition import products
 

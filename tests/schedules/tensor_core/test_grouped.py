@@ -6,8 +6,8 @@ import pytest
 from tvm import relax
 from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.cuda.tensor_core import template
+from tvm_fusion.schedules.cuda.tensor_core.access import access_of
 from tvm_fusion.schedules.cuda.tensor_core.groups import group_of, join_groups
-from tvm_fusion.schedules.cuda.tensor_core.operand import access_of
 from tvm_fusion.schedules.cuda.tensor_core.recognition import products
 
 from tvm_fusion.guards.tensor_tiles import joinable

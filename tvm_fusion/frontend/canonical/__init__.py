@@ -66,6 +66,7 @@ def canonicalize(
     dtype: str | None = None,
     *,
     params: Mapping[str, object] | Sequence[object] | None = None,
+    channels_last: bool = False,
 ) -> tvm.IRModule:
     """Return ``mod`` in the canonical form; the input module is not changed.
 
@@ -78,6 +79,8 @@ def canonicalize(
         convolutions and what surrounds them to NHWC.
     params : mapping or sequence of arrays, optional
         Values of the parameters after the first ``num_input``.
+    channels_last : bool
+        Change convolutions and what surrounds them to NHWC whatever the dtype.
 
     Raises
     ------
@@ -88,13 +91,18 @@ def canonicalize(
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if dtype is None and params is None and isinstance(mod, tvm.IRModule) and _is_known(mod):
-        return mod
-    passes = [BindWeights(params) if make is BindWeights else make() for make in CANONICAL_PASSES]
+    unchanged = dtype is None and params is None
+    if unchanged and isinstance(mod, tvm.IRModule) and _is_known(mod):
+        if not channels_last:
+            return mod
+        makers: tuple[type, ...] = ()
+    else:
+        makers = CANONICAL_PASSES
+    passes = [BindWeights(params) if make is BindWeights else make() for make in makers]
     if dtype is not None:
         # After all folding, which so happens in the model's own precision.
         passes += [ConvertDtype(dtype), RemoveNoOps()]
-    if dtype in ("float16", "bfloat16"):
+    if dtype in ("float16", "bfloat16") or channels_last:
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]
     with sharing_scans():
