@@ -129,7 +129,10 @@ def groups() -> dict:
     b = ModuleBuilder("float32", "NHWC")
     value = b.bias("bias0", b.conv("deep", b.input("x", (1, 9, 9, 32)), 32, 3, groups=32))
     separable = b.finish(b.conv("point", b.relu("relu0", value), 48, 1))
+    b = ModuleBuilder("float32", "NHWC")
+    grouped = b.finish(b.conv("conv", b.input("x", (1, 14, 14, 64)), 64, 3, groups=4))
     return {
+        "grouped": (grouped, "", ""),
         "apart": (parallel_convs(2, join=None, outputs=[16, 24], **options), "merged", "apart"),
         "sum": (parallel_convs(3, relu=True, **options), "merged", "add"),
         "joined": (parallel_convs(2, relu=True, separate=True, **options), "joined", "add"),
@@ -141,7 +144,7 @@ def groups() -> dict:
 def group(tensor, name: str):
     """One of the groups above."""
     module, form, join = groups()[name]
-    options = {"form": form, "join": join} if join else {"form": form}
+    options = {key: value for key, value in (("form", form), ("join", join)) if value}
     strategy = {"merged": "horizontal", "joined": "cross"}.get(form, "vertical")
     return tensor.group(module, strategy, "float32", **options)
 
