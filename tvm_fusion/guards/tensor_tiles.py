@@ -213,7 +213,6 @@ class Rates:
 
 RATES = Rates()
 
-
 #: Schedulers of a multiprocessor, and bytes of a register of all lanes of a warp.
 _SCHEDULERS, _WARP_BYTES = 4, 128
 
@@ -297,16 +296,15 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
     sums = 4 * row_fragments * column_fragments * sum(problem.copies)
     stage = problem.element_bytes * depth * (rows + most * columns)
     exchange = np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0)
+    # A line has 64 bytes at least.
+    deepest = max((1 if problem.window else 2) * max(problem.depths), 64 // problem.element_bytes)
     fits = (
         (rows <= _covering(problem.rows, ROWS))
         & (columns <= _covering(problem.columns, 16))
         & (columns >= min(problem.least_columns, 256))
         & (sums <= SUMS)
         & (4 * row_fragments + 2 * column_fragments * most <= FRAGMENTS)
-        & (
-            (depth == 64 // problem.element_bytes)
-            | (depth <= (1 if problem.window else 2) * max(problem.depths))
-        )
+        & (depth <= deepest)
         & (np.maximum(stages * stage, exchange) <= device.shared_memory_per_block_optin)
         & (32 * warp_rows * warp_columns * warp_depth <= device.max_threads_per_block)
     )
