@@ -10,7 +10,7 @@ from tvm_fusion.compat import relax, tvm
 from tvm_fusion.guards import Resources, Verdict
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import Plan
-from tvm_fusion.planner.candidates import Candidate
+from tvm_fusion.planner.candidates import Candidate, Timing
 from tvm_fusion.planner.cost import Cost
 from tvm_fusion.planner.planner import no_better
 from tvm_fusion.strategies.base import Proposal
@@ -87,7 +87,7 @@ def spilling(proposals):
 
 def slow(proposals):
     """Each kernel takes the square of its operators."""
-    return [float(len(p.operators) ** 2) for p in proposals]
+    return [Timing(float(len(p.operators) ** 2)) for p in proposals]
 
 
 def compound_against_parts() -> Verdict | None:
