@@ -108,12 +108,12 @@ def test_the_planner_predicts_what_the_template_makes(name, monkeypatch):
     needs = footprint(graph, proposal, DEVICE)
     taken = []
 
-    def best_tiles(problem, device):
-        taken.append((problem, found(problem, device)[0]))
-        return found(problem, device)
+    def best_choices(problem, device, count=1, **options):
+        taken.append((problem, found(problem, device, **options)[0]))
+        return found(problem, device, **options)
 
-    found = template.best_tiles
-    monkeypatch.setattr(template, "best_tiles", best_tiles)
+    found = template.best_fma_choices
+    monkeypatch.setattr(template, "best_fma_choices", best_choices)
     lowered, kernels = lower_groups(as_group(module, strategy, **options))
     _, used = schedule(lowered[kernels[f"fused_{strategy}_0"]], TARGET)
     assert used == "multiply_add"

@@ -21,7 +21,8 @@ from tvm_fusion.schedules.cuda.tensor_core.row_template import row_problem
 
 from tvm_fusion.build.ptxas import kernel_resources
 from tvm_fusion.devices import device_for
-from tvm_fusion.guards.tensor_rows import best_row_tiles, most_blocks, row_tile_bytes
+from tvm_fusion.guards.clusters import most_blocks
+from tvm_fusion.guards.tensor_rows import best_row_tiles, row_tile_bytes
 from tvm_fusion.guards.tensor_tiles import Tile
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.modules import as_group

@@ -98,7 +98,7 @@ class Choice:
 
 
 @functools.cache
-def _all_tiles() -> np.ndarray:
+def all_tiles() -> np.ndarray:
     """Every tile that any problem may take, one a row, in the order of the fields of `Tile`."""
     found = []
     for rows, columns, lanes in itertools.product((2, 4, 8, 16), (4, 8, 12, 16), (1, 2, 4, 8, 16)):
@@ -127,21 +127,21 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     count : int
         How many at most.
     """
-    tiles = _all_tiles()
-    tiles = tiles[_fits(problem, device, _Columns(tiles))]
+    tiles = all_tiles()
+    tiles = tiles[fits(problem, device, Columns(tiles))]
     if not len(tiles):
         return ()
-    times = _microseconds(problem, device, _Columns(tiles), RATES)
+    times = microseconds_of(problem, device, Columns(tiles), RATES)
     # Of tiles that take the same time, the smallest in every field: the choice never depends on the machine.
     order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
 
 
-class _Columns:
+class Columns:
     """Fields of many tiles, each an array."""
 
     def __init__(self, tiles: np.ndarray) -> None:
-        names = [field.name for field in dataclasses.fields(Tile)]
+        names = [field.name for field in dataclasses.fields(Tile)][: tiles.shape[1]]
         for name, values in zip(names, tiles.T, strict=True):
             setattr(self, name, values)
         self.rows = self.warp_rows * self.lane_rows * self.thread_rows
@@ -171,12 +171,13 @@ class _Columns:
         return np.maximum(1, np.minimum(found, device.max_threads_per_multiprocessor // threads))
 
 
-def _parts(problem: Problem, tiles: _Columns) -> np.ndarray:
+def _parts(problem: Problem, tiles: Columns) -> np.ndarray:
     """Numbers that a thread multiplies at once."""
     return tiles.thread_rows * problem.rows.copies + tiles.thread_columns * problem.columns.copies
 
 
-def _fits(problem: Problem, device: DeviceSpec, tiles: _Columns) -> np.ndarray:
+def fits(problem: Problem, device: DeviceSpec, tiles: Columns) -> np.ndarray:
+    """Which tiles are possible for a problem, and worth a look."""
     sums = tiles.thread_rows * tiles.thread_columns * sum(problem.sums)
     unrolled = tiles.thread_rows * tiles.thread_columns * max(problem.sums)
     unrolled = unrolled * (tiles.depth // tiles.warp_depth)
@@ -198,10 +199,14 @@ def _covering(extent: int) -> int:
     return max(32, 1 << max(0, (extent - 1).bit_length()))
 
 
-def _microseconds(
-    problem: Problem, device: DeviceSpec, tiles: _Columns, rates: Rates
+def microseconds_of(
+    problem: Problem,
+    device: DeviceSpec,
+    tiles: Columns,
+    rates: Rates,
+    multiprocessors: np.ndarray | int | None = None,
 ) -> np.ndarray:
-    """Predicted time of each tile."""
+    """Predicted time of each tile, on so many of the device's multiprocessors (absent: all)."""
     part = tiles.depth // tiles.warp_depth
     slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
     copied = _copy_instructions(problem, tiles, rates)
@@ -222,7 +227,8 @@ def _microseconds(
         chain = chain + count * (each * rates.chain + missed + wait)
         traffic = traffic + count * tiles.stage_bytes(problem)
     blocks = -(-problem.rows.count // tiles.rows) * -(-problem.columns.count // tiles.columns)
-    share = -(-blocks * problem.batch // device.multiprocessors)
+    available = device.multiprocessors if multiprocessors is None else multiprocessors
+    share = -(-blocks * problem.batch // available)
     waves = -(-share // np.minimum(share, tiles.resident(problem, device)))
     p = rates.overlap
     chain = (chain**p + (steps * rates.latency / (tiles.stages - 1)) ** p) ** (1 / p)
@@ -234,7 +240,7 @@ def _microseconds(
     return (rates.start + rates.latency + busy ** (1 / p) + waves * end) / rates.clock
 
 
-def _copy_instructions(problem: Problem, tiles: _Columns, rates: Rates) -> np.ndarray:
+def _copy_instructions(problem: Problem, tiles: Columns, rates: Rates) -> np.ndarray:
     """Instructions of a thread to copy one tile of both operands."""
     total = 0
     for side, lines in zip(problem.sides, (tiles.rows, tiles.columns), strict=True):
@@ -248,5 +254,5 @@ def _copy_instructions(problem: Problem, tiles: _Columns, rates: Rates) -> np.nd
 
 def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
     """Predicted time of one tile in microseconds, launch included."""
-    row = _Columns(np.array([dataclasses.astuple(tile)], dtype=np.int64))
-    return float(_microseconds(problem, device, row, rates)[0])
+    row = Columns(np.array([dataclasses.astuple(tile)[:8]], dtype=np.int64))
+    return float(microseconds_of(problem, device, row, rates)[0])

@@ -12,9 +12,10 @@ import math
 from ..devices import DeviceSpec, capability
 from ..graph.dataflow import POINTWISE, DataflowGraph, Operator
 from ..strategies.base import Proposal
-from .fma_model import Choice, best_tiles
+from .fma_model import Choice
 from .fma_tiles import VECTOR, Problem, Side
 from .needs import Footprint
+from .split_tiles import best_fma_choices
 from .tiling import Contraction, contraction_of
 
 #: Least compute capability times ten with the ``cp.async`` that the template uses.
@@ -160,7 +161,7 @@ def fma_footprint(
     if not multiplies_by_fma(graph, dense, device):
         return None
     problem = problem_of(graph, proposal, dense)
-    chosen = best_tiles(problem, device)
+    chosen = best_fma_choices(problem, device, clusters=not proposal.option("member"))
     return _footprint(problem, chosen[0], flops, device) if chosen else None
 
 
@@ -179,7 +180,7 @@ def depthwise_fma(
         _weight_side(graph, dense[1], second, proposal.operators), count=second.columns
     )
     problem = _problem(dense[1], data, channels, 1, (second.depth,), (1,))
-    chosen = best_tiles(problem, device)
+    chosen = best_fma_choices(problem, device, clusters=not proposal.option("member"))
     if not chosen:
         return None
     tile = chosen[0].tile

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..devices import DeviceSpec
+from .clusters import reached
 
 #: Lanes of a warp.
 WARP = 32
@@ -101,6 +102,8 @@ class Tile:
         Elements of the reduction in shared memory at a time.
     stages : int
         Tiles of the reduction that are in shared memory or on the way.
+    slices : int
+        Blocks of a cluster that share the reduction (`split_tiles`).
     """
 
     thread_rows: int
@@ -111,6 +114,7 @@ class Tile:
     warp_depth: int
     depth: int
     stages: int
+    slices: int = 1
 
     @property
     def lane_columns(self) -> int:
@@ -153,7 +157,7 @@ class Tile:
             -(-side.count // size)
             for side, size in zip(problem.sides, (self.rows, self.columns), strict=True)
         )
-        return down * across * problem.batch
+        return down * across * problem.batch * self.slices
 
     def strides(self, problem: Problem) -> tuple[int, int]:
         """Numbers from one element of the reduction to the next in shared memory, of both operands."""
@@ -165,15 +169,29 @@ class Tile:
         pairs = zip(problem.sides, self.strides(problem), strict=True)
         return 4 * self.depth * sum(side.copies * stride for side, stride in pairs)
 
+    def ring_bytes(self, problem: Problem) -> int:
+        """Shared memory of all tiles of the operands."""
+        return self.stages * self.stage_bytes(problem)
+
     def exchange_bytes(self, problem: Problem) -> int:
         """Shared memory in which warps that share the reduction add their sums; it reuses the tiles'."""
         if self.warp_depth == 1:
             return 0
         return 4 * self.warp_depth * self.rows * self.columns * sum(problem.sums)
 
+    def meeting_bytes(self, problem: Problem) -> int:
+        """Shared memory in which the sums of other blocks arrive, while a block still uses its own."""
+        if self.slices == 1:
+            return 0
+        return 4 * self.rows * self.columns * sum(problem.sums)
+
+    def own_bytes(self, problem: Problem) -> int:
+        """Shared memory that no other block writes to."""
+        return max(self.ring_bytes(problem), self.exchange_bytes(problem))
+
     def shared_bytes(self, problem: Problem) -> int:
         """Shared memory of a block."""
-        return max(self.stages * self.stage_bytes(problem), self.exchange_bytes(problem))
+        return self.own_bytes(problem) + self.meeting_bytes(problem)
 
     def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
         """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
@@ -181,7 +199,7 @@ class Tile:
         Kernels that overlap with their predecessor start where there is room, and the first multiprocessors to be free
         would take more blocks than their share.
         """
-        share = -(-self.blocks(problem) // device.multiprocessors)
+        share = -(-self.blocks(problem) // int(reached(device, 1, self.slices)))
         if share > _FEW_BLOCKS:
             return self.shared_bytes(problem)
         crowded = device.shared_memory_per_multiprocessor // (share + 1) - RESERVED + 128

@@ -243,6 +243,8 @@ def as_proposal(graph: DataflowGraph, member: tuple[str, ...]) -> Proposal:
     elif len(dense) == 1 and len(anchors) > 1:
         form = "anchor_row"
     options = (("form", form),) if form else ()
+    # Its kernel has no clusters.
+    options = (*options, ("member", "1"))
     return Proposal("vertical", member, anchors, (member,), 1, (), options)
 
 

@@ -12,8 +12,9 @@ import math
 from ..devices import DeviceSpec, capability
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
-from . import fma_model, fma_tiles, strip_model, tensor_tiles, warpgroup_tiles
+from . import fma_tiles, strip_model, tensor_tiles
 from .needs import Footprint
+from .split_tiles import best_choices, best_fma_choices
 from .strip_model import Problem
 from .tiling import Contraction, contraction_of
 
@@ -21,6 +22,9 @@ from .tiling import Contraction, contraction_of
 #: take them, and multiply-adds (see schedules/cuda).
 _LEAST_CAPABILITY = 80
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
+
+#: Columns, and elements of a reduction that follow each other, up to which groups of a convolution are joined.
+_JOINED = 64
 
 
 def is_grouped(dense: list[Operator]) -> bool:
@@ -53,9 +57,26 @@ def grouped_footprint(
         return None
     found = [_strips(graph, dense, parts, flops, device)]
     if len(dense) == 1 and not parts[0].is_depthwise:
-        product = (graph, dense[0], parts[0], flops, device)
+        clusters = not proposal.option("member")
+        product = (graph, dense[0], parts[0], flops, device, clusters)
         found.append(_on_tensor_cores(*product) or _by_fma(*product))
     return min((f for f in found if f is not None), key=lambda f: f.microseconds, default=None)
+
+
+def joinable(groups: int, columns: int, channels: int) -> list[int]:
+    """How many groups of a convolution may be one product: all divisors that leave it narrow.
+
+    Parameters
+    ----------
+    groups : int
+        Groups of the convolution.
+    columns, channels : int
+        Output and input channels of a group.
+    """
+    widest = max(columns, channels)
+    return [
+        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * widest <= _JOINED)
+    ]
 
 
 def strip_problem(graph: DataflowGraph, anchor: Operator, part: Contraction) -> Problem | None:
@@ -123,7 +144,12 @@ def _strips(
 
 
 def _on_tensor_cores(
-    graph: DataflowGraph, anchor: Operator, part: Contraction, flops: int, device: DeviceSpec
+    graph: DataflowGraph,
+    anchor: Operator,
+    part: Contraction,
+    flops: int,
+    device: DeviceSpec,
+    clusters: bool,
 ) -> Footprint | None:
     data = graph.tensors[anchor.inputs[0]]
     last = str(anchor.attrs.get("data_layout", "NCHW")).endswith("C")
@@ -136,7 +162,7 @@ def _on_tensor_cores(
         return None
     outputs, found = part.columns // part.groups, []
     inner = graph.tensors[anchor.inputs[1]].is_constant and channels % 8 == 0
-    for count in tensor_tiles.joinable(part.groups, outputs, channels):
+    for count in joinable(part.groups, outputs, channels):
         columns, depth = count * outputs, count * part.depth
         if columns < _LEAST_COLUMNS or depth < _LEAST_DEPTH:
             continue
@@ -144,7 +170,7 @@ def _on_tensor_cores(
             part.rows, columns, part.groups // count, (depth,), (1,), reduction_inner=inner,
             element_bytes=size,
         )  # fmt: skip
-        found += [(c, problem) for c in warpgroup_tiles.best_choices(problem, device)]
+        found += [(c, problem) for c in best_choices(problem, device, clusters=clusters)]
     if not found:
         return None
     choice, problem = min(found, key=lambda pair: pair[0].microseconds)
@@ -160,7 +186,12 @@ def _suits_tensor_cores(dtype: str, device: DeviceSpec) -> bool:
 
 
 def _by_fma(
-    graph: DataflowGraph, anchor: Operator, part: Contraction, flops: int, device: DeviceSpec
+    graph: DataflowGraph,
+    anchor: Operator,
+    part: Contraction,
+    flops: int,
+    device: DeviceSpec,
+    clusters: bool,
 ) -> Footprint | None:
     if not _has_products(device) or graph.tensors[anchor.inputs[0]].dtype != "float32":
         return None
@@ -175,7 +206,7 @@ def _by_fma(
     positions = fma_tiles.Side(part.rows, 1, 1, last)
     sides = (positions, channels) if last else (channels, positions)
     problem = fma_tiles.Problem(*sides, part.groups, (part.depth,), (1,))
-    for choice in fma_model.best_tiles(problem, device):
+    for choice in best_fma_choices(problem, device, clusters=clusters):
         tile = choice.tile
         return _footprint(
             tile.threads, tile.blocks(problem), tile.registers(problem),

@@ -9,10 +9,10 @@ from ..devices import DeviceSpec, capability
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .needs import Footprint
+from .split_tiles import best_choices
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
 from .tensor_tiles import Choice, Problem
 from .tiling import contraction_of
-from .warpgroup_tiles import best_choices
 
 #: Least compute capability times ten with ``cp.async`` and the ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80
@@ -86,7 +86,7 @@ def tensor_footprint(
 ) -> Footprint | None:
     """Estimate a group on tensor cores; None when no tile fits."""
     problem = problem_of(graph, proposal, dense)
-    chosen = best_choices(problem, device)
+    chosen = best_choices(problem, device, clusters=not proposal.option("member"))
     return _footprint(problem, chosen[0], flops) if chosen else None
 
 
@@ -104,7 +104,7 @@ def depthwise_product(
         rows, columns, 1, (second.depth,), (1,), 0, columns, first.window,
         _packs(graph, dense[1]), _element_bytes(graph, dense[1]),
     )  # fmt: skip
-    chosen = best_choices(problem, device)
+    chosen = best_choices(problem, device, clusters=not proposal.option("member"))
     if not chosen:
         return None
     flops = sum(graph.by_name[name].flops for name in proposal.operators)

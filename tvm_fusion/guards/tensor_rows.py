@@ -12,7 +12,8 @@ import itertools
 
 import numpy as np
 
-from ..devices import DeviceSpec, capability
+from ..devices import DeviceSpec
+from .clusters import most_blocks, reached
 from .tensor_tiles import (
     COLUMNS,
     FRAGMENTS,
@@ -25,13 +26,6 @@ from .tensor_tiles import (
     microseconds_of,
     resident_blocks,
 )
-
-#: Least compute capability times ten with clusters of blocks, and blocks of a cluster that every such chip takes.
-_CLUSTERS_FROM, _MOST_BLOCKS = 90, 8
-
-#: Multiprocessors of a group that the blocks of a cluster share, and those of a chip for each whole group (an H200 has
-#: 132, and room for 15 clusters of 8 blocks, 30 of 4 and 39 of 3, with one block a multiprocessor).
-_GROUP, _SPACING = 16, 17.5
 
 #: Accumulators of a thread, so that what the stages keep and read fits beside them; half with more than 256 threads.
 _SUMS = 96
@@ -92,11 +86,6 @@ class RowRates:
 
 
 ROW_RATES = RowRates()
-
-
-def most_blocks(device: DeviceSpec) -> int:
-    """Blocks of a device that can share a row."""
-    return _MOST_BLOCKS if capability(device.arch) >= _CLUSTERS_FROM else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -194,18 +183,6 @@ def _shared_bytes(problem: RowProblem, tiles: np.ndarray) -> np.ndarray:
     return -(-np.maximum(ring, met) // 16) * 16 + problem.reductions * places
 
 
-def _reached(device: DeviceSpec, resident: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Multiprocessors that clusters of so many blocks keep busy; all where a row is in one block.
-
-    The blocks of a cluster share a group of multiprocessors, and what is left over in a group stays idle. Some groups
-    have more multiprocessors than others, so that about half of what is left over is room after all.
-    """
-    room = _GROUP * resident / blocks
-    clusters = np.floor(device.multiprocessors / _SPACING * (np.floor(room) + room) / 2)
-    reached = np.maximum(1.0, clusters * blocks / resident)
-    return np.where(blocks > 1, reached, device.multiprocessors)
-
-
 def _microseconds(
     problem: RowProblem, device: DeviceSpec, tiles: np.ndarray, rates: RowRates = ROW_RATES
 ) -> np.ndarray:
@@ -213,8 +190,8 @@ def _microseconds(
     rows, columns = tiles[0], tiles[1]
     parts, blocks = _parts(problem, tiles)
     resident = resident_blocks(problem.product, device, tiles)
-    reached = _reached(device, resident, blocks)
-    share = np.ceil(_grid(problem, tiles) / reached)
+    busy = reached(device, resident, blocks)
+    share = np.ceil(_grid(problem, tiles) / busy)
     waves = np.ceil(share / np.minimum(share, resident))
     exchange = np.where(
         blocks > 1, rates.among_blocks, np.where(parts > 1, rates.among_warps, rates.among_lanes)
@@ -224,7 +201,7 @@ def _microseconds(
     element = rates.element * rows * columns / 128
     work = problem.reductions * sent + (problem.reductions + 1) * element
     cycles = waves * (start + problem.reductions * exchange) + share * work
-    product = microseconds_of(problem.product, device, tiles, RATES, reached)
+    product = microseconds_of(problem.product, device, tiles, RATES, busy)
     return product + cycles / RATES.clock
 
 

@@ -14,6 +14,7 @@ import itertools
 import numpy as np
 
 from ..devices import DeviceSpec
+from .clusters import reached
 
 #: Rows and columns of one ``mma.sync``, and bytes of each that it multiplies: 16 elements of 16 bits, or 8 of TF32.
 ROWS, COLUMNS, STEP = 16, 8, 32
@@ -86,6 +87,8 @@ class Tile:
         Tiles of the reduction that are in shared memory or on the way.
     warpgroup : bool
         Whether warpgroups multiply (`warpgroup_tiles`) or warps.
+    slices : int
+        Blocks of a cluster that share the reduction (`split_tiles`).
     """
 
     rows: int
@@ -96,6 +99,7 @@ class Tile:
     warp_depth: int
     stages: int
     warpgroup: bool = False
+    slices: int = 1
 
     @property
     def threads(self) -> int:
@@ -115,7 +119,7 @@ class Tile:
     def blocks(self, problem: Problem) -> int:
         """Thread blocks of a kernel."""
         down, across = -(-problem.rows // self.rows), -(-problem.columns // self.columns)
-        return down * across * problem.batch
+        return down * across * problem.batch * self.slices
 
     def stage_bytes(self, problem: Problem) -> int:
         """Shared memory of one tile of the operands, of the anchor with the largest."""
@@ -126,16 +130,29 @@ class Tile:
         """Instructions that a warp's share of a tile's depth takes."""
         return self.depth // problem.instruction_depth // self.warp_depth
 
+    def ring_bytes(self, problem: Problem) -> int:
+        """Shared memory of all tiles of the operands."""
+        return self.stages * self.stage_bytes(problem) + (1024 if self.warpgroup else 0)
+
     def exchange_bytes(self, problem: Problem) -> int:
         """Shared memory in which warps that share the reduction add their sums; it reuses the tiles'."""
         if self.warp_depth == 1:
             return 0
         return 4 * self.warp_depth * self.rows * self.columns * sum(problem.copies)
 
+    def meeting_bytes(self, problem: Problem) -> int:
+        """Shared memory in which the sums of other blocks arrive, while a block still uses its own."""
+        if self.slices == 1:
+            return 0
+        return 4 * self.rows * self.columns * sum(problem.copies)
+
+    def own_bytes(self, problem: Problem) -> int:
+        """Shared memory that no other block writes to."""
+        return max(self.ring_bytes(problem), self.exchange_bytes(problem))
+
     def shared_bytes(self, problem: Problem) -> int:
         """Shared memory of a block."""
-        aligned = 1024 if self.warpgroup else 0
-        return max(self.stages * self.stage_bytes(problem) + aligned, self.exchange_bytes(problem))
+        return self.own_bytes(problem) + self.meeting_bytes(problem)
 
     def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
         """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
@@ -144,7 +161,7 @@ class Tile:
         multiprocessor's share, the first ones to be free would take several, and the kernel would wait for them
         (measured on an H200: 9.9 instead of 6.1 microseconds for a convolution of one block a multiprocessor).
         """
-        share = -(-self.blocks(problem) // device.multiprocessors)
+        share = -(-self.blocks(problem) // int(reached(device, 1, self.slices)))
         if share > _FEW_BLOCKS:
             return self.shared_bytes(problem)
         crowded = device.shared_memory_per_multiprocessor // (share + 1) - _RESERVED + 128
@@ -218,7 +235,7 @@ _SCHEDULERS, _WARP_BYTES = 4, 128
 
 
 @functools.cache
-def _all_tiles(element_bytes: int) -> np.ndarray:
+def all_tiles(element_bytes: int) -> np.ndarray:
     """Every tile that any problem may take, one a row, in the order of the fields of `Tile`."""
     found = []
     for rows, columns in itertools.product((16, 32, 64, 128, 256), (16, 32, 48, 64, 96, 128, 256)):
@@ -245,26 +262,6 @@ class Choice:
     microseconds: float
 
 
-#: Columns, and elements of a reduction that follow each other, up to which groups of a convolution are joined.
-_JOINED = 64
-
-
-def joinable(groups: int, columns: int, channels: int) -> list[int]:
-    """How many groups of a convolution may be one product: all divisors that leave it narrow.
-
-    Parameters
-    ----------
-    groups : int
-        Groups of the convolution.
-    columns, channels : int
-        Output and input channels of a group.
-    """
-    widest = max(columns, channels)
-    return [
-        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * widest <= _JOINED)
-    ]
-
-
 @functools.lru_cache(maxsize=4096)
 def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
     """Return the tiles of least predicted time, best first.
@@ -278,8 +275,8 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     count : int
         How many at most.
     """
-    tiles = _all_tiles(problem.element_bytes)
-    tiles = tiles[_fits(problem, device, tiles.T)]
+    tiles = all_tiles(problem.element_bytes)
+    tiles = tiles[fits(problem, device, tiles.T)]
     if not len(tiles):
         return ()
     times = microseconds_of(problem, device, tiles.T, RATES)
@@ -288,7 +285,8 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
 
 
-def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+def fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+    """Which tiles are possible for a problem, and worth a look."""
     rows, columns, depth, warp_rows, warp_columns, warp_depth, stages = tiles
     most = max(problem.copies)
     share = columns // warp_columns
@@ -298,7 +296,7 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
     exchange = np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0)
     # A line has 64 bytes at least.
     deepest = max((1 if problem.window else 2) * max(problem.depths), 64 // problem.element_bytes)
-    fits = (
+    found = (
         (rows <= _covering(problem.rows, ROWS))
         & (columns <= _covering(problem.columns, 16))
         & (columns >= min(problem.least_columns, 256))
@@ -309,7 +307,7 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
         & (32 * warp_rows * warp_columns * warp_depth <= device.max_threads_per_block)
     )
     # Where an output may end inside any warp's share, elements are told apart one by one.
-    return fits & (problem.part % share == 0) if problem.part and problem.part % 16 == 0 else fits
+    return found & (problem.part % share == 0) if problem.part and problem.part % 16 == 0 else found
 
 
 def _covering(extent: int, least: int) -> int:

@@ -58,7 +58,8 @@ RATES = Rates()
 
 
 @functools.cache
-def _all_tiles() -> np.ndarray:
+def all_tiles() -> np.ndarray:
+    """Every tile that any problem may take, one a row, in the order of the fields of `Tile`."""
     found = []
     for groups, columns, warp_columns, stages in itertools.product(
         (1, 2), (16, 32, 48, 64, 96, 128, 192, 256), (1, 2), (3, 4, 6)
@@ -70,17 +71,23 @@ def _all_tiles() -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
+def is_possible(problem: Problem, device: DeviceSpec) -> bool:
+    """Whether a chip has the instructions, and they take a problem's operands."""
+    if problem.element_bytes != 2:  # it would read operands that nothing has rounded
+        return False
+    rows_suffice = problem.rows > ROWS // 4
+    return device.arch.rstrip("a") == ARCH and problem.reduction_inner and rows_suffice
+
+
 def warpgroup_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
     """Return the warpgroup tiles of least predicted time, best first; none where the instructions do not fit."""
-    if device.arch.rstrip("a") != ARCH or not problem.reduction_inner or problem.rows <= ROWS // 4:
+    if not is_possible(problem, device):
         return ()
-    if problem.element_bytes != 2:  # it would read operands that nothing has rounded
-        return ()
-    tiles = _all_tiles()
-    tiles = tiles[_fits(problem, device, tiles.T)]
+    tiles = all_tiles()
+    tiles = tiles[fits(problem, device, tiles.T)]
     if not len(tiles):
         return ()
-    times = _microseconds(problem, device, tiles.T, RATES)
+    times = microseconds_of(problem, device, tiles.T, RATES)
     order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
     return tuple(Choice(Tile(*map(int, tiles[i]), warpgroup=True), float(times[i])) for i in order)
 
@@ -102,11 +109,12 @@ def best_choices(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[
     return tuple(sorted(found, key=lambda choice: (choice.microseconds, choice.tile))[:count])
 
 
-def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+def fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
+    """Which tiles are possible for a problem, and worth a look."""
     rows, columns, depth, warp_rows, warp_columns, _, stages = tiles
     most, total = max(problem.copies), sum(problem.copies)
     share = columns // warp_columns
-    fits = (
+    found = (
         (rows < 2 * max(problem.rows, ROWS))
         & (columns < 2 * max(problem.columns, 16))
         & (columns >= min(problem.least_columns, 256))
@@ -115,13 +123,17 @@ def _fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray
            <= device.shared_memory_per_block_optin)
         & (32 * warp_rows * warp_columns <= device.max_threads_per_block)
     )  # fmt: skip
-    return fits & (problem.part % share == 0) if problem.part else fits
+    return found & (problem.part % share == 0) if problem.part else found
 
 
-def _microseconds(
-    problem: Problem, device: DeviceSpec, tiles: np.ndarray, rates: Rates
+def microseconds_of(
+    problem: Problem,
+    device: DeviceSpec,
+    tiles: np.ndarray,
+    rates: Rates,
+    multiprocessors: np.ndarray | int | None = None,
 ) -> np.ndarray:
-    """Predicted time of each tile."""
+    """Predicted time of each tile, on so many of the device's multiprocessors (absent: all)."""
     rows, columns, depth, warp_rows, warp_columns, _, stages = tiles
     threads = 32 * warp_rows * warp_columns
     most, total = max(problem.copies), sum(problem.copies)
@@ -135,7 +147,8 @@ def _microseconds(
         again = rows * warp_columns * copies + columns * copies * (warp_rows // WARPS)
         read = read + count * 2 * depth * again
     blocks = -(-problem.rows // rows) * -(-problem.columns // columns) * problem.batch
-    share = -(-blocks // device.multiprocessors)
+    available = device.multiprocessors if multiprocessors is None else multiprocessors
+    share = -(-blocks // available)
     shared = stages * 2 * depth * (rows + most * columns) + 2 * ALIGNMENT
     registers = -(-np.minimum(255, sums + _ADDRESSES) // 8) * 8
     resident = np.minimum(

@@ -9,10 +9,10 @@ from ....compat import tirx
 from ....guards.fma_tiles import Tile
 from ..tensor_core.affine import substitute, uses
 from ..tensor_core.epilogue import Epilogue as _Epilogue
-from ..tensor_core.epilogue import by_condition
 from ..tensor_core.evaluate import Views, conjunction, integer, keep
 from ..tensor_core.form import Products, Store
 from ..tensor_core.operand import decode
+from ..tensor_core.parts import by_condition
 from .device_code import common, read_shared, write_shared
 
 
@@ -47,7 +47,7 @@ class Epilogue(_Epilogue):
 
     def emit(self) -> None:
         """Emit the epilogue."""
-        if self.tile.warp_depth > 1:
+        if self.parts > 1:
             self._exchange()
         family = self._family()
         if family is not None:
@@ -59,27 +59,35 @@ class Epilogue(_Epilogue):
     def _all(self, stores: list[Store], conditions: tuple, family: list | None) -> None:
         """Emit stores for all of a thread's sums."""
         tile = self.tile
-        if tile.warp_depth == 1:
+        if self.parts == 1:
             pieces = [self._piece(group, family) for group in range(self.groups)]
             for row in range(tile.thread_rows):
                 for group in range(self.groups):
                     known = self._registers(row, group)
                     self._vector(row, pieces[group], stores, conditions, known)
             return
-        count = tile.thread_rows * self.groups
-        for turn in range(-(-count // tile.warp_depth)):
-            number = keep(integer(turn * tile.warp_depth) + self.place.warp_depth)
+        for turn in range(0, self.count, self.parts):
+            number = keep(integer(turn) + self.part)
 
             def body(number=number) -> None:
                 row, group = number // integer(self.groups), number % integer(self.groups)
-                known = self._met(number)
+                known = self._summed(number)
                 self._vector(row, self._piece(group, family), stores, conditions, known)
 
-            if (turn + 1) * tile.warp_depth > count:
-                with T.If(number < integer(count)), T.Then():
+            if turn + self.parts > self.count:
+                with T.If(number < integer(self.count)), T.Then():
                     body()
             else:
                 body()
+
+    @property
+    def count(self) -> int:
+        """Vectors of a thread's sums."""
+        return self.tile.thread_rows * self.groups
+
+    def _summed(self, number):
+        """Sums of a vector that several warps have a part of."""
+        return self._met(number)
 
     def _piece(self, group, family: list | None) -> list:
         """First columns of the parts of a vector that are stored at once, and where they go."""

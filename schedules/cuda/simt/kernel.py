@@ -84,11 +84,11 @@ def kernel(form: Products, tile: Tile, shared_bytes: int = 0) -> tirx.PrimFunc:
         form,
         tile.blocks(problem_of(form)),
         tile.threads,
-        lambda *names: _Body(form, tile, shared_bytes, *names).emit(),
+        lambda *names: Body(form, tile, shared_bytes, *names).emit(),
     )
 
 
-class _Body:
+class Body:
     """Emits what one thread does."""
 
     def __init__(self, form: Products, tile: Tile, shared_bytes: int, views, block, thread) -> None:
@@ -159,12 +159,23 @@ class _Body:
             some = next(iter(self.views.values()))
             for sums in self.sums:
                 T.evaluate(finish(int(sums.shape[0]), sums.data, self.shared.data, some.data))
-        Epilogue(self.form, self.tile, self.place, self.sums, self.shared, self.views).emit()
+        self.make_epilogue(Epilogue).emit()
+
+    def begin(self) -> None:
+        """Emit what runs while the first tiles arrive."""
+
+    def make_epilogue(self, kind: type[Epilogue]) -> Epilogue:
+        """Return an epilogue of the sums."""
+        return kind(self.form, self.tile, self.place, self.sums, self.shared, self.views)
+
+    def step(self, pair: _Pair, number):
+        """The number along the reduction of the ``number``-th tile that a block copies for an anchor."""
+        return number
 
     def _ends_under_conditions(self) -> bool:
         """Whether the epilogue uses sums under conditions only: not where warps exchange them first."""
         form, tile = self.form, self.tile
-        if tile.warp_depth > 1:
+        if tile.warp_depth * tile.slices > 1:
             return False
         partial = form.row_count % tile.rows or form.column_count % tile.columns
         return bool(partial) or any(store.conditions for store in form.stores)
@@ -184,6 +195,7 @@ class _Body:
                     T.evaluate(common("tvmf_commit"))
             if part == _CONSTANT:
                 T.evaluate(common("tvmf_wait_for_previous"))
+        self.begin()
         self._arrive()
         self._load(pairs[0], 0, integer(0), 0)
         T.buffer_store(self.slots, 0, [_CURRENT])
@@ -280,10 +292,10 @@ class _Body:
 class _Pair:
     """The two operands of one anchor, whose tiles are numbered from ``first`` on."""
 
-    def __init__(self, body: _Body, anchor: Anchor, first: int) -> None:
+    def __init__(self, body: Body, anchor: Anchor, first: int) -> None:
         self.body, self.anchor, self.first = body, anchor, first
         form, tile, place = body.form, body.tile, body.place
-        self.steps = -(-anchor.depth // tile.depth)
+        self.steps = -(-anchor.depth // (tile.depth * tile.slices))
         self.sums = body.sums[body.form.anchors.index(anchor)]
         self.row_copies, self.column_copies = sides(anchor)
         row_access, column_access = accesses(form, anchor)
@@ -309,13 +321,14 @@ class _Pair:
                 TileCopy(
                     operand, access, lines, fixed, self.order, body.tile.depth, stride,
                     body.place.thread, body.tile.threads, body.shared, body.views, body.form.inner,
-                    body.form.constants,
+                    body.form.constants, body.tile.slices,
                 )
             )  # fmt: skip
         return made
 
     def issue(self, step, slot, part: str = "") -> None:
         """Start copying one tile of both operands, or of the constant or the other ones."""
+        step = self.body.step(self, step)
         for copies, offset in ((self.rows, 0), (self.columns, self.body.columns_at)):
             for copy in copies:
                 if not part or (part == _CONSTANT) == copy.is_constant:

@@ -57,6 +57,8 @@ class TileCopy:
         Sums that it is computed from.
     constants : sequence of Buffer
         Parameters that are the same at every call.
+    slices : int
+        Blocks that share the reduction: each copies as many tiles, zeros where none are left.
     """
 
     def __init__(
@@ -74,10 +76,13 @@ class TileCopy:
         views: Views,
         inner: Sequence[InnerSum] = (),
         constants: Sequence[tirx.Buffer] = (),
+        slices: int = 1,
     ) -> None:
         self.operand, self.access, self.lines, self.fixed = operand, access, lines, dict(fixed)
         self.reduced, self.depth, self.stride = reduced, depth, stride
         self.total = math.prod(i.extent for i in reduced)
+        #: Whether some tile is partly or wholly behind the reduction's end.
+        self.is_ragged = self.total % (depth * slices) != 0
         self.shared, self.views, self.inner = shared, views, inner
         copy = access.copy
         #: Whether what is copied is the same at every call.
@@ -303,7 +308,7 @@ class _Position:
     def inside(self, below) -> list:
         """What must hold of a row to be part of the reduction."""
         copy = self.tile_copy
-        return [self.first + below < integer(copy.total)] if copy.total % copy.depth else []
+        return [self.first + below < integer(copy.total)] if copy.is_ragged else []
 
     def values(self, below) -> dict:
         """Values of the reduction's iterators."""

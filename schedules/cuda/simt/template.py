@@ -6,7 +6,8 @@ import dataclasses
 import functools
 
 from ....compat import Target, ir, tirx
-from ....guards.fma_model import best_tiles
+from ....guards.fma_tiles import Tile
+from ....guards.split_tiles import best_fma_choices
 from ...analysis import nodes_of
 from ...base import PACKED, ScheduleTemplate, arch_number
 from ...decisions import OF_CHOICE, alternatives
@@ -18,6 +19,7 @@ from ..tensor_core.recognition import products
 from ..tensor_core.template import constants_of, device_of, is_member
 from .kernel import kernel
 from .problem import problem_of
+from .split import split_kernel
 
 #: Rows and columns below which a thread has too few products for what it loads, and shorter reductions than which
 #: there is little to copy.
@@ -39,10 +41,12 @@ class MultiplyAdd(ScheduleTemplate):
             return None
         form, packed = found
         problem, device = problem_of(form), device_of(target)
-        ranked = functools.partial(best_tiles, problem, device)
+        # Members of a kernel are merged as they are, without clusters.
+        member = is_member(func)
+        ranked = functools.partial(best_fma_choices, problem, device, clusters=not member)
         for choice in alternatives("tile", ranked, **OF_CHOICE):
-            requested = 0 if is_member(func) else choice.tile.requested_bytes(problem, device)
-            made = kernel(form, choice.tile, requested)
+            requested = 0 if member else choice.tile.requested_bytes(problem, device)
+            made = kernel_of(form, choice.tile, requested)
             return made.with_attr(PACKED, packed) if packed else made
         return None
 
@@ -63,8 +67,13 @@ def predicted(func: tirx.PrimFunc, target: Target) -> float | None:
     found = _products_of(func) if arch_number(target) >= MultiplyAdd.min_arch else None
     if found is None:
         return None
-    chosen = best_tiles(problem_of(found[0]), device_of(target))
+    chosen = best_fma_choices(problem_of(found[0]), device_of(target), clusters=not is_member(func))
     return chosen[0].microseconds if chosen else None
+
+
+def kernel_of(form: Products, tile: Tile, requested: int = 0) -> tirx.PrimFunc:
+    """Write the kernel of a function (see ``kernel.kernel``) with a tile of one or several slices."""
+    return (split_kernel if tile.slices > 1 else kernel)(form, tile, requested)
 
 
 def fits(form: Products) -> bool:

@@ -192,6 +192,17 @@ def _cluster_sources() -> dict[str, str]:
             '  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(address), "f"(value) : "memory");\n}'
         ),
     }
+    for count, operands in ((2, "{%1, %2}"), (4, "{%1, %2, %3, %4}")):
+        values = ", ".join(f'"f"(v[{number}])' for number in range(count))
+        made[f"tvmf_store_cluster_{4 * count}"] = (
+            f"void tvmf_store_cluster_{4 * count}(void* shared, int offset, const float* values, int index,\n"
+            "    int rank) {\n"
+            f"  unsigned address = {_SHARED};\n"
+            "  const float* v = values + index;\n"
+            '  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));\n'
+            f'  asm volatile("st.shared::cluster.v{count}.f32 [%0], {operands};"\n'
+            f'               :: "r"(address), {values} : "memory");\n}}'
+        )
     for name, what in (
         ("tvmf_cluster_begin", "arrive.relaxed"),
         ("tvmf_cluster_arrive", "arrive.release"),

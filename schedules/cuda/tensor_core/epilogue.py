@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import tvm_ffi
 
-from ....compat import ir, sym, tirx
+from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ....guards.tensor_tiles import COLUMNS, ROWS, Tile
 from ...analysis import dtype_bytes
@@ -16,6 +14,7 @@ from .device_code import call
 from .evaluate import Views, conjunction, copy_out, evaluate, integer, keep, step_of
 from .form import Products, Store
 from .operand import decode
+from .parts import Part, by_condition, follow_each_other, is_bound, is_var, part_of
 
 
 class Epilogue:
@@ -51,10 +50,12 @@ class Epilogue:
         #: Neighbouring columns that are stored in the same way.
         self.share = tile.columns // tile.warp_columns
         self._target: tirx.PrimExpr | None = None
+        #: How many finish the units of a warp's sums, and which of them this one is.
+        self.parts, self.part = tile.warp_depth, place.warp_depth
 
     def emit(self) -> None:
         """Emit the epilogue."""
-        if self.tile.warp_depth > 1:
+        if self.parts > 1:
             self._exchange()
         family = self._family()
         if family is not None:
@@ -72,13 +73,13 @@ class Epilogue:
 
     # -- parts: the same value, stored into a tensor that depends on the column --------------------
 
-    def _family(self) -> list[_Part] | None:
+    def _family(self) -> list[Part] | None:
         """The stores as parts of one tensor; None when they are anything else."""
-        parts = [_part(store, self.form.columns, self.share) for store in self.form.stores]
+        parts = [part_of(store, self.form.columns, self.share) for store in self.form.stores]
         if len(parts) < 2 or None in parts or not self._is_wide():
             return None
         first = parts[0]
-        if not self._is_vector(first.store) or not _follow_each_other(parts, self.form.columns):
+        if not self._is_vector(first.store) or not follow_each_other(parts, self.form.columns):
             return None
         same = all(
             tvm_ffi.structural_equal(p.store.value, first.store.value, map_free_vars=False)
@@ -97,7 +98,7 @@ class Epilogue:
         nbytes = self.width * dtype_bytes(str(store.buffer.dtype))
         return nbytes <= 16 and step_of(offset, self.form.columns[-1].var, self.width) == 1
 
-    def _select(self, family: list[_Part], column: tirx.PrimExpr) -> tirx.PrimExpr:
+    def _select(self, family: list[Part], column: tirx.PrimExpr) -> tirx.PrimExpr:
         """Bind the address at which a column's tensor would begin if it had the offsets of the first one."""
         pointer: tirx.PrimExpr = self.views[family[0].store.buffer.__chandle__()].data
         for part in sorted(family, key=lambda part: -part.end):
@@ -111,44 +112,59 @@ class Epilogue:
 
     def _uniform(self, conditions: tuple) -> bool:
         """Whether conditions are bounds of the last column that a warp's columns never straddle."""
-        return all(_bound(c, self.form.columns, self.share) for c in conditions)
+        return all(is_bound(c, self.form.columns, self.share) for c in conditions)
 
     # -- units ------------------------------------------------------------------------------------
 
     def _units(self, stores: list[Store], conditions: tuple) -> None:
-        tile = self.tile
-        groups = tile.column_fragments // self.group
-        count = tile.row_fragments * 2 * groups
-        if tile.warp_depth == 1:
-            for number in range(count):
-                row, rest = divmod(number, 2 * groups)
-                half, group = divmod(rest, groups)
-                self._unit(row * ROWS + 8 * half, group, stores, conditions, (row, half, group))
+        if self.parts == 1:
+            for number in range(self.count):
+                known = self._registers(self._where(number))
+                self._unit(*self._unit_place(number), stores, conditions, known)
             return
-        share = -(-count // tile.warp_depth)
-        for turn in range(share):
-            number = T.bind(integer(turn * tile.warp_depth) + self.place.warp_depth)
-            row = number // integer(2 * groups)
-            half = number % integer(2 * groups) // integer(groups)
-            group = number % integer(groups)
-            place = row * integer(ROWS) + half * integer(8)
-            if count % tile.warp_depth and turn == share - 1:
-                with T.If(number < integer(count)), T.Then():
-                    self._unit(place, group, stores, conditions, None)
-            else:
-                self._unit(place, group, stores, conditions, None)
+        for turn in range(0, self.count, self.parts):
+            number = T.bind(integer(turn) + self.part)
 
-    def _unit(self, row, group, stores: list[Store], conditions: tuple, where) -> None:
+            def unit(number=number) -> None:
+                self._unit(*self._unit_place(number), stores, conditions, self._summed(number))
+
+            if turn + self.parts > self.count:
+                with T.If(number < integer(self.count)), T.Then():
+                    unit()
+            else:
+                unit()
+
+    @property
+    def count(self) -> int:
+        """Units of a warp's sums."""
+        return self.tile.row_fragments * 2 * (self.tile.column_fragments // self.group)
+
+    def _where(self, number) -> tuple:
+        """Fragment of rows, its half and group of columns of a unit."""
+        groups = self.tile.column_fragments // self.group
+        if isinstance(number, int):
+            return number // (2 * groups), number // groups % 2, number % groups
+        row, half = number // integer(2 * groups), number // integer(groups) % integer(2)
+        return row, half, number % integer(groups)
+
+    def _unit_place(self, number) -> tuple:
+        """A lane's row of a unit within the block, and the unit's group of columns."""
+        tile, place = self.tile, self.place
+        row, half, group = self._where(number)
+        line = place.warp_row * integer(tile.rows // tile.warp_rows) + row * ROWS + half * 8
+        return line + place.lane // integer(4), group
+
+    def _summed(self, number):
+        """Sums of a unit that several warps have a part of."""
+        return self._met(*self._unit_place(number))
+
+    def _unit(self, line, group, stores: list[Store], conditions: tuple, known) -> None:
         form, tile, place = self.form, self.tile, self.place
-        line = (
-            place.warp_row * integer(tile.rows // tile.warp_rows) + row + place.lane // integer(4)
-        )
         row_number = keep(place.first_row + line, "row")
         wide = group * (COLUMNS * self.group)
         column = self._warp_column() + wide + place.lane % integer(4) * integer(self.width)
         # Kept as a multiple of the width: TVM loads a vector at once where it sees that it is aligned.
         column = keep(column // integer(self.width), "column") * integer(self.width)
-        known = self._registers(where) if where is not None else self._met(line, group)
         needed = []
         if form.row_count % tile.rows:
             needed.append(row_number < integer(form.row_count))
@@ -212,7 +228,7 @@ class Epilogue:
             else:
                 write()
 
-        if whole and all(_bound(c, form.columns, self.width) for c in conditions):
+        if whole and all(is_bound(c, form.columns, self.width) for c in conditions):
             emit(conditions, 0, self.width)
             return
         for number in range(self.width):
@@ -243,7 +259,7 @@ class Epilogue:
         """Which copy of an anchor's sums a load reads."""
         number = 0
         for copy in anchor.copies:
-            place = next(i for i, e in enumerate(anchor.indices) if _is_var(e, copy.var))
+            place = next(i for i, e in enumerate(anchor.indices) if is_var(e, copy.var))
             number = number * copy.extent + int(load.indices[place])
         return number
 
@@ -251,7 +267,7 @@ class Epilogue:
 
     def _exchange(self) -> None:
         """Write this warp's sums to shared memory, in the order of the matrix instruction."""
-        tile, place = self.tile, self.place
+        tile = self.tile
         T.evaluate(call("tvmf_barrier"))
         for anchor, sums in enumerate(self.sums):
             for copy in range(self.form.anchors[anchor].copy_count):
@@ -260,7 +276,6 @@ class Epilogue:
                         for column in range(tile.column_fragments):
                             self._put(anchor, copy, row, half, column, sums)
         T.evaluate(call("tvmf_barrier"))
-        del place
 
     def _put(self, anchor: int, copy: int, row: int, half: int, column: int, sums) -> None:
         tile, place = self.tile, self.place
@@ -311,81 +326,3 @@ def _fast(store: Store) -> tirx.PrimExpr:
     if not dtype.startswith(("float", "bfloat")):
         return store.value
     return to_type(fast_math(store.value, narrow=dtype in NARROW), dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A store for the columns ``begin`` to ``end - 1``."""
-
-    store: Store
-    begin: int
-    end: int
-
-    def shift(self, first: _Part) -> int | None:
-        """What is added to the offset in the tensor of ``first``; None when it is not a number."""
-        one, other = (
-            flat_offset(tirx.BufferLoad(part.store.buffer, part.store.indices))
-            for part in (self, first)
-        )
-        difference = sym.Analyzer().simplify(one - other)
-        return int(difference) if isinstance(difference, tirx.IntImm) else None
-
-
-def _part(store: Store, columns, share: int) -> _Part | None:
-    """Read the bounds that a store's conditions set for the column, which are multiples of ``share``."""
-    begin, end = 0, columns[-1].extent
-    for condition in store.conditions:
-        if not _bound(condition, columns, share):
-            return None
-        negated = False
-        while isinstance(condition, tirx.Not):
-            condition, negated = condition.a, not negated
-        if negated:
-            begin = max(begin, int(condition.b))
-        else:
-            end = min(end, int(condition.b))
-    return _Part(store, begin, end)
-
-
-def _follow_each_other(parts: list[_Part], columns) -> bool:
-    """Whether every column belongs to one part."""
-    ordered = sorted(parts, key=lambda part: part.begin)
-    ends = [0, *(part.end for part in ordered)]
-    return ends[-1] == columns[-1].extent and all(
-        part.begin == end for part, end in zip(ordered, ends, strict=False)
-    )
-
-
-def by_condition(stores: tuple[Store, ...]) -> list[tuple[tuple, list[Store]]]:
-    """Stores that happen under the same conditions, together."""
-    groups: list[tuple[tuple, list[Store]]] = []
-    for store in stores:
-        for conditions, members in groups:
-            same = len(conditions) == len(store.conditions) and all(
-                a.same_as(b) for a, b in zip(conditions, store.conditions, strict=True)
-            )
-            if same:
-                members.append(store)
-                break
-        else:
-            groups.append((store.conditions, [store]))
-    return groups
-
-
-def _bound(condition: tirx.PrimExpr, columns, share: int) -> bool:
-    """Whether a condition compares the last column's iterator with a multiple of ``share``."""
-    while isinstance(condition, tirx.Not):
-        condition = condition.a
-    last = columns[-1]
-    if any(i.extent > 1 for i in columns[:-1]) or not isinstance(condition, tirx.LT):
-        return False
-    bound = condition.b
-    return (
-        _is_var(condition.a, last.var)
-        and isinstance(bound, tirx.IntImm)
-        and int(bound) % share == 0
-    )
-
-
-def _is_var(expr, var: tirx.Var) -> bool:
-    return isinstance(expr, tirx.Var) and expr.same_as(var)

@@ -200,9 +200,17 @@ class Body:
 
     def finish(self) -> None:
         """Emit what follows the sums."""
-        Epilogue(
+        self.make_epilogue(Epilogue).emit()
+
+    def make_epilogue(self, kind: type[Epilogue]) -> Epilogue:
+        """Return an epilogue of the sums."""
+        return kind(
             self.form, self.tile, self.place, self.sums, self.shared, self.views, self.group
-        ).emit()
+        )
+
+    def step(self, pair: Pair, number):
+        """The number along the reduction of the ``number``-th tile that a block copies for an anchor."""
+        return number
 
     def _group_size(self, wide: bool) -> int:
         """Column fragments whose columns are interleaved so that a lane has neighbouring ones."""
@@ -277,7 +285,7 @@ class Pair:
         self.row_access = access_of(anchor.rows, rows, anchor.reduced, form.inner)
         across = (*form.batch, *anchor.copies, *form.columns)
         self.column_access = access_of(anchor.columns, across, anchor.reduced)
-        self.steps = -(-anchor.depth // body.tile.depth)
+        self.steps = -(-anchor.depth // (body.tile.depth * body.tile.slices))
         self.sums = body.sums[body.form.anchors.index(anchor)]
 
     @property
@@ -309,12 +317,12 @@ class Pair:
         return TileCopy(
             operand, access, lines, fixed, self.anchor.reduced, body.tile.depth,
             body.place.thread, body.tile.threads, body.shared, body.views, body.form.inner,
-            body.form.constants,
+            body.form.constants, body.tile.slices,
         )  # fmt: skip
 
     def issue(self, step, slot, part: str = "both") -> None:
         """Start copying one tile of both operands, or of the ``"constant"`` or ``"other"`` ones."""
-        offset = slot
+        offset, step = slot, self.body.step(self, step)
         for copy in (self.row_copy, *self.column_copies):
             if part == "both" or (part == "constant") == copy.is_constant:
                 copy.issue(step, offset)

@@ -88,6 +88,8 @@ class TileCopy:
         Sums that it is computed from.
     constants : sequence of Buffer
         Parameters that are the same at every call.
+    slices : int
+        Blocks that share the reduction: each copies as many tiles, zeros where none are left.
     """
 
     def __init__(
@@ -104,10 +106,13 @@ class TileCopy:
         views: Views,
         inner: Sequence[InnerSum] = (),
         constants: Sequence[tirx.Buffer] = (),
+        slices: int = 1,
     ) -> None:
         self.operand, self.access, self.lines = operand, access, lines
         self.fixed, self.reduced, self.depth = dict(fixed), reduced, depth
         self.total = math.prod(i.extent for i in reduced)
+        #: Whether some tile is partly or wholly behind the reduction's end.
+        self.is_ragged = self.total % (depth * slices) != 0
         self.shared, self.views, self.inner = shared, views, inner
         self.constants = tuple(constants)
         along = depth if access.major == "k" else lines.tile
@@ -205,7 +210,7 @@ class TileCopy:
             offset, exists, values = start
             names = {**values, **self.fixed, **decode(k, self.reduced)}
             conditions = [] if exists is None else [exists]
-            if self.total % self.depth:
+            if self.is_ragged:
                 conditions.append(k < integer(self.total))
             conditions += [substitute(c, names) for c in self.access.copy.conditions]
             valid = conjunction(conditions) if conditions else tirx.IntImm("bool", 1)
@@ -247,7 +252,7 @@ class TileCopy:
         if last.extent % size == 0:
             decoded = {v: T.bind(e) for v, e in decode(first, self.reduced).items()}
             base = decoded.pop(last.var)
-            if self.total % self.depth:
+            if self.is_ragged:
                 conditions.append(first < integer(self.total))
             self._fill(piece, 0, size, last.var, base, {**names, **decoded}, conditions)
         else:
@@ -255,7 +260,7 @@ class TileCopy:
                 k = first + integer(place)
                 decoded = {v: T.bind(e) for v, e in decode(k, self.reduced).items()}
                 base = decoded.pop(last.var)
-                more = [k < integer(self.total)] if self.total % self.depth else []
+                more = [k < integer(self.total)] if self.is_ragged else []
                 self._fill(piece, place, 1, last.var, base, {**names, **decoded}, conditions + more)
         T.evaluate(call("tvmf_store_shared_16", self.shared.data, target, piece.data))
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from ....compat import Target, tirx
 from ....devices import DeviceSpec, device_for
-from ....guards.tensor_tiles import best_tiles, joinable
-from ....guards.warpgroup_tiles import best_choices
+from ....guards.grouped_products import joinable
+from ....guards.split_tiles import best_choices
+from ....guards.tensor_tiles import Tile
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
 from .access import access_of
@@ -19,6 +20,7 @@ from .groups import group_of, join_groups
 from .kernel import kernel
 from .packing import pack
 from .recognition import products
+from .split import split_kernel
 from .tile import problem_of
 from .warpgroup import warpgroup_kernel
 
@@ -54,10 +56,8 @@ class TensorCore(ScheduleTemplate):
             for choice in alternatives(
                 "tile", functools.partial(best, problem, device), **OF_CHOICE
             ):
-                tile = choice.tile
-                requested = 0 if member else tile.requested_bytes(problem, device)
-                write = warpgroup_kernel if tile.warpgroup else kernel
-                made = write(chosen.form, tile, requested)
+                requested = 0 if member else choice.tile.requested_bytes(problem, device)
+                made = kernel_of(chosen.form, choice.tile, requested)
                 return made.with_attr(PACKED, packed) if packed else made
         return None
 
@@ -89,11 +89,12 @@ def products_of(
 def _search(func: tirx.PrimFunc, target: Target) -> Callable:
     """The search for tiles that a target and function allow.
 
-    Members of a kernel are merged as they are, with threads and shared memory of their own; instructions of one chip
-    alone are for targets that name its variant.
+    Members of a kernel are merged as they are, with threads and shared memory of their own, and without clusters;
+    instructions of one chip alone are for targets that name its variant.
     """
-    any_chip = is_member(func) or not str(target.attrs["arch"]).endswith("a")
-    return best_tiles if any_chip else best_choices
+    member = is_member(func)
+    any_chip = member or not str(target.attrs["arch"]).endswith("a")
+    return functools.partial(best_choices, warpgroups=not any_chip, clusters=not member)
 
 
 def _ranked(
@@ -122,6 +123,13 @@ def joined(form: Products) -> list[tuple[int, Products]]:
         return [(1, form)]
     counts = joinable(group.extent, form.column_count, form.anchors[0].reduced[-1].extent)
     return [(n, form if n == 1 else join_groups(form, n)) for n in counts]
+
+
+def kernel_of(form: Products, tile: Tile, requested: int = 0) -> tirx.PrimFunc:
+    """Write the kernel of a function (see ``kernel.kernel``) with a tile of any kind."""
+    if tile.slices > 1:
+        return split_kernel(form, tile, requested)
+    return (warpgroup_kernel if tile.warpgroup else kernel)(form, tile, requested)
 
 
 def device_of(target: Target) -> DeviceSpec:

@@ -11,11 +11,10 @@ import pytest
 import tvm
 from tvm_fusion.schedules import limits, schedule
 from tvm_fusion.schedules.base import CONSTANTS, PACKED
-from tvm_fusion.schedules.cuda.tensor_core.kernel import kernel
 from tvm_fusion.schedules.cuda.tensor_core.packing import pack
 from tvm_fusion.schedules.cuda.tensor_core.recognition import products
+from tvm_fusion.schedules.cuda.tensor_core.template import kernel_of
 from tvm_fusion.schedules.cuda.tensor_core.tile import problem_of
-from tvm_fusion.schedules.cuda.tensor_core.warpgroup import warpgroup_kernel
 
 from tvm_fusion.build.ptxas import kernel_resources
 from tvm_fusion.devices import DEVICES
@@ -174,8 +173,7 @@ class TensorCoreChecks:
         """The kernel of one tile, which must be possible for the function."""
         form = products(function.func)
         form, packed = pack(form, set(function.constants))
-        write = warpgroup_kernel if tile.warpgroup else kernel
-        made = write(form, tile).without_attr("global_symbol")
+        made = kernel_of(form, tile).without_attr("global_symbol")
         return made.with_attr(PACKED, packed) if packed else made
 
     @staticmethod

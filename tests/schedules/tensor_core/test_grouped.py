@@ -10,7 +10,7 @@ from tvm_fusion.schedules.cuda.tensor_core.access import access_of
 from tvm_fusion.schedules.cuda.tensor_core.groups import group_of, join_groups
 from tvm_fusion.schedules.cuda.tensor_core.recognition import products
 
-from tvm_fusion.guards.tensor_tiles import joinable
+from tvm_fusion.guards.grouped_products import joinable
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
 

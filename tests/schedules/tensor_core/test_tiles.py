@@ -138,13 +138,21 @@ def test_groups(tensor, name, tile):
 # ---- random shapes and tiles -----------------------------------------------------------------------
 
 
+def sliced(draw, tile: Tile) -> Tile:
+    """The tile, whose reduction several blocks share in one case of three, if it can be divided among them."""
+    slices = draw(st.sampled_from([1, 1, 1, 1, 2, 4]))
+    divides = 2 * tile.row_fragments * tile.column_fragments % slices == 0
+    return dataclasses.replace(tile, slices=slices if divides else 1)
+
+
 @st.composite
 def tiles(draw) -> Tile:
     """A tile that the search may choose, in the shared memory of a small chip."""
     if draw(st.integers(0, 3)) == 0:
         rows, stages = draw(st.sampled_from([1, 2])), draw(st.sampled_from([3, 4]))
         columns = draw(st.sampled_from([(16, 1), (32, 1), (48, 1), (64, 1), (96, 1), (128, 2)]))
-        return Tile(64 * rows, columns[0], 64, 4 * rows, columns[1], 1, stages, warpgroup=True)
+        tile = Tile(64 * rows, columns[0], 64, 4 * rows, columns[1], 1, stages, warpgroup=True)
+        return sliced(draw, tile)
     warps = draw(
         st.sampled_from(
             [
@@ -159,7 +167,7 @@ def tiles(draw) -> Tile:
     rows = 16 * warps[0] * draw(st.sampled_from([1, 2]))
     columns = 16 * warps[1] * draw(st.sampled_from([1, 2, 3]))
     depth = draw(st.sampled_from([d for d in (32, 64, 128) if d // 16 % warps[2] == 0]))
-    tile = Tile(rows, columns, depth, *warps, draw(st.sampled_from([2, 3, 4, 6])))
+    tile = sliced(draw, Tile(rows, columns, depth, *warps, draw(st.sampled_from([2, 3, 4, 6]))))
     hypothesis.assume(tile.shared_bytes(Problem(1, 1, 1, (1,), (1,))) <= _SMALL)
     return tile
 

@@ -113,13 +113,15 @@ def test_the_order_is_that_of_the_times_and_always_the_same(problem, monkeypatch
     assert times == sorted(times) and all(time > 0 for time in times)
     assert len({choice.tile for choice in found}) == len(found)
     assert warpgroup_tiles(problem, DEVICE, 4) == found[:4]
-    backwards = module._all_tiles()[::-1]
-    monkeypatch.setattr(module, "_all_tiles", lambda: backwards)
+    backwards = module.all_tiles()[::-1]
+    monkeypatch.setattr(module, "all_tiles", lambda: backwards)
     assert warpgroup_tiles(problem, DEVICE, ALL) == found
 
 
 def test_of_equal_times_the_smallest_tile_is_first(monkeypatch):
-    monkeypatch.setattr(module, "_microseconds", lambda problem, device, tiles, rates: 0 * tiles[0])
+    monkeypatch.setattr(
+        module, "microseconds_of", lambda problem, device, tiles, rates: 0 * tiles[0]
+    )
     found = [choice.tile for choice in warpgroup_tiles(PROBLEMS["convolution"], DEVICE, ALL)]
     assert found == sorted(found) and len(found) > 1
 
