@@ -92,6 +92,18 @@ def test_functions(tensor, name, tile):
     tensor.check(function, made, values=(tensor.positions,), arch=arch_of(tile))
 
 
+@pytest.mark.parametrize("tile", TILES[1:5:3], ids=named)
+@pytest.mark.parametrize("name", ["convolution", "long"])
+def test_tf32(tensor, name, tile):
+    """Small whole numbers are exact in TF32."""
+    build, shapes, constants, _ = FUNCTIONS[name]
+    function = tensor.function(build, *shapes, dtype="float32", constants=constants)
+    made = tensor.tiled(function, tile)
+    assert cuda_emulation.launch_of(made).cluster == (tile.slices, 1, 1)
+    source = tensor.check(function, made, values=(tensor.positions,))
+    assert "tvmf_mma_tf32(" in source
+
+
 def groups() -> dict:
     """Merged and joined groups: several sums per element, outputs that end inside of tiles."""
     options = {"channels": 16, "spatial": 9, "dtype": "float16", "layout": "NHWC"}
