@@ -27,8 +27,15 @@ UNROLLED = 2048
 #: Sums of a thread, and registers that its estimate may reach.
 SUMS, REGISTERS = 64, 160
 
-#: Registers for addresses, positions and the epilogue.
-ADDRESSES = 40
+#: Registers for addresses, positions and the epilogue; of weights at most; rows of data that the compiler has on their
+#: way. Read from 32 kernels (3x3 and 5x5 windows: 27 fewer to 73 more than estimated, 7 fewer in the median).
+ADDRESSES, WEIGHTS, ROWS = 20, 96, 3
+
+#: Registers that a kernel may take beyond the estimate.
+SPARE = 40
+
+#: Input channels of a group that are loaded at once: more would take too many registers for weights.
+CHUNK = 4
 
 #: Input channels of a group up to which this is worth it: with more, tiles in shared memory are read more often.
 MOST_CHANNELS = 32
@@ -83,7 +90,7 @@ class Problem:
     @property
     def chunk(self) -> int:
         """Input channels of a group that are loaded at once."""
-        return math.gcd(WIDEST // self.nbytes, self.depth) if self.channels_last else 1
+        return math.gcd(CHUNK, self.depth) if self.channels_last else 1
 
     @property
     def taps(self) -> int:
@@ -149,10 +156,11 @@ class Tile:
         """Estimated registers of a thread: sums, two rows of data, one of weights, addresses."""
         width = self.channels if problem.own_data else problem.chunk
         weights = self.channels * problem.window[1] * problem.chunk
-        if self.rows > 1:
-            weights = max(weights, min(self.weight_registers(problem), HELD))
+        if self.rows > 1 or problem.depth > 1:
+            # As float32, of several rows of the window.
+            weights = max(weights, min(self.channels * problem.taps * problem.chunk, WEIGHTS))
         sums = self.outputs * problem.anchors
-        return sums + 2 * self.data_registers(problem) + width + weights + ADDRESSES
+        return sums + ROWS * self.data_registers(problem) + width + weights + ADDRESSES
 
 
 def reached(count: int, problem: Problem, axis: int) -> list[int]:
@@ -185,8 +193,8 @@ class Rates:
     chain, row, end : float
         One warp's chain: cycles an instruction, a row of the window beyond the first two, and an output.
     latency, start : float
-        From a load to its data, which a strip waits for twice (its window, the epilogue's operands); what a kernel pays
-        once.
+        From a load to its data, which counts twice: the results have as far to go before the next kernel may read
+        them; what a kernel pays once.
     doubt : float
         Factor on the time while the constants are not fitted: kernels that were measured are preferred unless these
         win clearly. 1 once they are.
@@ -310,9 +318,9 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     return rates.doubt * cycles / rates.clock
 
 
-def _resident(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
-    """Blocks that are on a multiprocessor together."""
-    registers = -(-tile.registers(problem) // 8) * 8
+def _resident(problem: Problem, device: DeviceSpec, tile: Tile, more: int = 0) -> int:
+    """Blocks that are on a multiprocessor together, of threads with so many more registers than estimated."""
+    registers = -(-min(255, tile.registers(problem) + more) // 8) * 8
     return max(
         1,
         min(
@@ -321,6 +329,14 @@ def _resident(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
             device.max_blocks_per_multiprocessor,
         ),
     )
+
+
+def promised_blocks(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
+    """Blocks that the compiler has to leave room for on a multiprocessor.
+
+    Without a limit it loads as many rows in advance as there are registers, and there is room for few threads.
+    """
+    return _resident(problem, device, tile, SPARE)
 
 
 def supports(device: DeviceSpec, dtype: str) -> bool:

@@ -24,7 +24,7 @@ from .form import Anchor, Strips, problem_of, steps_of
 from .reads import Reads
 
 
-def kernel(form: Strips, tile: Tile) -> tirx.PrimFunc:
+def kernel(form: Strips, tile: Tile, resident: int = 1) -> tirx.PrimFunc:
     """Write the kernel of a function.
 
     Parameters
@@ -33,6 +33,8 @@ def kernel(form: Strips, tile: Tile) -> tirx.PrimFunc:
         The function.
     tile : Tile
         Sizes.
+    resident : int
+        Blocks that have room on a multiprocessor together.
 
     Returns
     -------
@@ -41,7 +43,11 @@ def kernel(form: Strips, tile: Tile) -> tirx.PrimFunc:
     """
     blocks = tile.blocks(problem_of(form))
     return write_function(
-        form, blocks, tile.threads, lambda *names: _Body(form, tile, *names).emit()
+        form,
+        blocks,
+        tile.threads,
+        lambda *names: _Body(form, tile, *names).emit(),
+        resident=resident,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 from ....compat import Target, tirx
-from ....guards.strip_model import best_strips
+from ....guards.strip_model import best_strips, promised_blocks
 from ...base import PACKED, ScheduleTemplate
 from ...decisions import OF_CHOICE, alternatives
 from ..model import widens_bfloat16
 from ..simt.template import predicted as by_multiply_adds
-from ..tensor_core.template import constants_of, device_of
+from ..tensor_core.template import constants_of, device_of, is_member
 from ..tensor_core.template import predicted as on_tensor_cores
 from .form import pack, problem_of, strips
 from .kernel import kernel
@@ -38,7 +38,8 @@ class StripConvolution(ScheduleTemplate):
             return None
         ranked = functools.partial(best_strips, problem, device)
         for choice in alternatives("tile", ranked, **OF_CHOICE):
-            made = kernel(form, choice.tile)
+            resident = 1 if is_member(func) else promised_blocks(problem, device, choice.tile)
+            made = kernel(form, choice.tile, resident)
             return made.with_attr(PACKED, packed) if packed else made
         return None
 

@@ -84,6 +84,7 @@ def write_function(
     threads: int,
     emit: Callable[[Views, tirx.Var, tirx.Var], None],
     cluster: int = 1,
+    resident: int = 1,
 ) -> tirx.PrimFunc:
     """Write a function of one kernel with the parameters of another.
 
@@ -97,6 +98,8 @@ def write_function(
         Emits the kernel's body, given views of the parameters, the number of the block and that of the thread.
     cluster : int
         Neighbouring blocks that run together and reach each other's shared memory.
+    resident : int
+        Blocks that have room on a multiprocessor together, whatever registers that leaves to a thread.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -117,7 +120,7 @@ def write_function(
             block = inside.enter_context(T.launch_thread("blockIdx.x", blocks))
             if cluster > 1:
                 inside.enter_context(T.launch_thread("clusterCtaIdx.x", cluster))
-            inside.enter_context(T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1))
+            inside.enter_context(T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", resident))
             thread = inside.enter_context(T.launch_thread("threadIdx.x", threads))
             emit(views, block, thread)
     return builder.get()
