@@ -20,7 +20,8 @@ from .tensor_core.row_template import TensorRows
 from .tensor_core.template import TensorCore
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
-#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them; ``TensorRows``
+#: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them;
+#: ``StripConvolution`` takes depthwise convolutions, and groups that are no faster as products; ``TensorRows``
 #: and ``TensorCore`` take 16-bit products, and ``MultiplyAdd`` those of float32, on chips with asynchronous copies;
 #: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
 #: of its rows to ``AnchorRows``; ``Fallback`` takes what is left.

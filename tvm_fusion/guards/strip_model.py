@@ -269,12 +269,16 @@ def _fits(problem: Problem, device: DeviceSpec, tile: Tile) -> bool:
         and tile.rows <= problem.rows
         and tile.columns <= problem.columns
         # Where columns are neighbours in memory, a thread's begin where all of them can be stored at once.
-        and (problem.channels_last or (tile.columns <= 4 and problem.columns % tile.columns == 0))
+        and (problem.channels_last or _is_stored_at_once(problem, tile))
         and tile.outputs * problem.anchors <= SUMS
         and tile.registers(problem) <= REGISTERS
         and (not rolled or (tile.rows == 1 and _row_products(problem, tile) <= UNROLLED))
         and tile.threads <= device.max_threads_per_block
     )
+
+
+def _is_stored_at_once(problem: Problem, tile: Tile) -> bool:
+    return tile.columns in (1, 2, 4) and problem.columns % tile.columns == 0
 
 
 def _row_products(problem: Problem, tile: Tile) -> int:
