@@ -1,13 +1,15 @@
-"""Launches that overlap: which kernels tell the runtime that they wait for their predecessor by themselves."""
+"""Launches that overlap, and passes that are left out: what differs from TVM's own pipeline, and what must not."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+import tvm_ffi
 from tvm_fusion.schedules import schedule
 
 from tvm_fusion.build import tir_pipeline
+from tvm_fusion.build.cuda_source import COMPILE_HOOK, HOOK_LOCK, device_sources
 from tvm_fusion.build.ptxas import arch_of
 from tvm_fusion.compat import Target, relax, tvm
 from tvm_fusion.targets import parse_target
@@ -123,3 +125,83 @@ def test_only_a_target_with_the_variant_gets_its_instructions(arch, compiled):
     found = tir_pipeline.target_of(tvm.IRModule({"main": product(target)}), plain)
     assert str(found.attrs["arch"]) == compiled
     assert arch_of(source, "sm_90") == compiled
+
+
+# Buffers are compacted only where there are any.
+
+
+def convolution(emit, data, weight):
+    """Of channels first: made by schedule primitives, whose buffers blocks allocate."""
+    return emit(op.nn.conv2d(data, weight, padding=1))
+
+
+BLOCKS = (convolution, ((1, 16, 9, 9), (24, 16, 3, 3)))
+
+
+def kernels_of(functions, target, pipeline) -> list[str]:
+    """CUDA kernels of some scheduled functions that one module holds, sorted."""
+    named = {
+        name: func.with_attrs({"global_symbol": name, "tirx.is_scheduled": True})
+        for name, func in functions.items()
+    }
+    with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
+        built = tvm.compile(tvm.IRModule(named), target=target, tir_pipeline=pipeline)
+    (source,) = device_sources(built.mod)
+    return sorted(part for part in re.split(r'(?=extern "C" __global__)', source) if "{" in part)
+
+
+@pytest.fixture
+def no_compiler():
+    """TVM keeps the source, whatever compilers there are."""
+    with HOOK_LOCK:
+        real = tvm.get_global_func(COMPILE_HOOK)
+        tvm_ffi.register_global_func(COMPILE_HOOK, lambda code: b"not compiled", override=True)
+        yield
+        tvm_ffi.register_global_func(COMPILE_HOOK, real, override=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "kernels"),
+    [
+        (("written",), 1),
+        (("blocks",), 1),
+        (("written", "blocks", "pooling", "rows"), 4),
+        (("written", "written_kernel"), 2),
+    ],
+)
+def test_the_kernels_are_those_of_the_default_pipeline(no_compiler, names, kernels):
+    target = parse_target("cuda:sm_90")
+    made = {
+        "written": product(target),
+        "blocks": scheduled(*BLOCKS, "sm_90")[0][0],
+        "written_kernel": scheduled(*BLOCKS, "sm_90")[0][0],
+        "pooling": scheduled(*WAITING["pooling"], "sm_90")[0][0],
+        "rows": scheduled(*WAITING["rows"], "sm_90")[0][0],
+    }
+    functions = {name: made[name] for name in names}
+    found = kernels_of(functions, target, tir_pipeline.NAME)
+    assert found == kernels_of(functions, target, "s_tir")
+    assert sum("__global__" in part for part in found) >= kernels
+
+
+def test_only_functions_without_buffers_to_compact_go_without_the_pass(monkeypatch):
+    target = parse_target("cuda:sm_90")
+    calls = []
+    real = tir_pipeline._lowered_without
+
+    def watched(lower, mod, ctx, *passes):
+        calls.append((sorted(gv.name_hint for gv in mod.functions), passes))
+        return real(lower, mod, ctx, *passes)
+
+    monkeypatch.setattr(tir_pipeline, "_lowered_without", watched)
+    functions = {"written": product(target), "blocks": scheduled(*BLOCKS, "sm_90")[0][0]}
+    named = {
+        name: func.with_attrs({"global_symbol": name, "target": target.with_host("llvm")})
+        for name, func in functions.items()
+    }
+    tir_pipeline.LowerKernels()(tvm.IRModule(named))
+    compact, only = "s_tir.CompactBufferAllocation", "tirx.AnnotateEntryFunc"
+    assert calls == [(["written"], (compact, only)), (["blocks"], (only,))]
+    calls.clear()
+    tir_pipeline.LowerKernels()(tvm.IRModule({"blocks": named["blocks"]}))
+    assert calls == []

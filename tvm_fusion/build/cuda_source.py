@@ -8,6 +8,7 @@ from typing import Any
 import tvm_ffi
 
 from ..compat import Target, tvm
+from . import tir_pipeline
 
 #: Through this function TVM's code generator asks for machine code.
 COMPILE_HOOK = "tvm_callback_cuda_compile"
@@ -37,7 +38,7 @@ def cuda_source(mod: tvm.IRModule, target: Target) -> str:
         try:
             config = {"tirx.use_async_copy": True}
             with tvm.transform.PassContext(opt_level=3, config=config):
-                built = tvm.compile(mod, target=target)
+                built = tvm.compile(mod, target=target, tir_pipeline=tir_pipeline.NAME)
         finally:
             tvm_ffi.register_global_func(COMPILE_HOOK, real, override=True)
     return "\n".join(device_sources(built.mod))
