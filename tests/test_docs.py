@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from tvm_fusion.schedules.cuda import TEMPLATES
 
 from tvm_fusion import config
+from tvm_fusion.cli.app import app
 from tvm_fusion.cli.command import ModelOptions, option
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import plan as schema
@@ -125,6 +128,20 @@ def test_links_lead_somewhere() -> None:
     for file in [file for folder in folders for file in ROOT.glob(f"{folder}*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
             assert "://" in link or (file.parent / link).exists(), f"{file.name}: {link}"
+
+
+def commands() -> list[str]:
+    """Calls of the program in the code blocks of the README and the reference pages."""
+    texts = [(ROOT / "README.md").read_text(encoding="utf-8"), page("cli.md"), page("running.md")]
+    blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+    return re.findall(r"^tvm-fusion (.+)$", "\n".join(blocks), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_are_understood(line: str) -> None:
+    name, *words = shlex.split(line, comments=True)
+    command = typer.main.get_command(app).commands[name]
+    assert command.make_context(name, words).params  # an unknown option is an exception
 
 
 README_MODEL = """

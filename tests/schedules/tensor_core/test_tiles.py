@@ -255,13 +255,13 @@ def check_random(tensor, made: tuple, tile: Tile) -> None:
     tensor.check(function, made, values=(tensor.positions,), arch=arch_of(tile))
 
 
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=8)
 @hypothesis.given(matrix_products(), tiles())
 def test_random_products(tensor, made, tile):
     check_random(tensor, made, tile)
 
 
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=8)
 @hypothesis.given(convolutions(), tiles())
 def test_random_convolutions(tensor, made, tile):
     check_random(tensor, made, tile)
