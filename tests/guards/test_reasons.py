@@ -11,8 +11,8 @@ from tvm_fusion.guards import Resources, Verdict
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import Plan
 from tvm_fusion.planner.candidates import Candidate, Timing
+from tvm_fusion.planner.compare import no_better
 from tvm_fusion.planner.cost import Cost
-from tvm_fusion.planner.planner import no_better
 from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.plans import graph_of, planned

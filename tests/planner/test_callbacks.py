@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tvm_fusion.guards import Resources
+from tvm_fusion.guards import Resources, Verdict
 from tvm_fusion.planner.assemble import proposals_of
 from tvm_fusion.planner.candidates import Timing
 from tvm_fusion.strategies.base import depth_of
@@ -215,6 +215,76 @@ def test_a_saving_within_the_noise_is_none(noise, groups):
     assert len(plan.groups) == groups
     noises = {r.numbers["noise_us"] for r in plan.rejected}
     assert (1.5 in noises) == (not groups)
+
+
+@pytest.mark.parametrize(("noise", "depth"), [(0.0, 3), (0.5, 2)])
+def test_a_group_stays_only_if_it_beats_its_parts_by_more_than_the_noise(noise, depth):
+    """Three operators take 9.5 µs together; two together and one alone take 9.8."""
+
+    def recall(proposals):
+        times = {1: Timing(6.0, noise), 2: Timing(3.8, noise), 3: Timing(9.5, noise)}
+        return [times[len(p.operators)] for p in proposals]
+
+    plan = planned(chain(), recall=recall)
+    assert [len(g.nodes) for g in plan.groups] == [depth]
+    told = [r for r in plan.rejected if r.reason == "slower_measured"]
+    if depth == 3:
+        assert not told
+        return
+    (numbers,) = {
+        tuple(sorted(r.numbers.items())) for r in told if "measured_us_parts" in r.numbers
+    }
+    assert dict(numbers)["measured_us_after"] == 9.5
+    assert dict(numbers)["measured_us_parts"] == 9.8
+
+
+def test_a_clock_overrules_what_was_predicted():
+    """Four convolutions that each fill the chip: the model would not make one kernel of them, the clock does."""
+    module = mixed_convs([256] * 4, channels=256, size=112)
+    assert all(g.members == 1 for g in planned(module, "cuda:sm_75").groups)
+
+    def recall(proposals):
+        return [Timing(1.0 if len(p.operators) > 2 else 10.0) for p in proposals]
+
+    (group,) = planned(module, "cuda:sm_75", recall=recall).groups
+    assert group.members == 4 and group.evidence == "measured"
+
+
+def test_a_guard_is_not_overruled_by_a_clock():
+    def recall(proposals):
+        return [Timing(1.0 if len(p.operators) > 1 else 10.0) for p in proposals]
+
+    assert all(len(g.nodes) <= 2 for g in planned(chain(), recall=recall, max_operators=2).groups)
+
+
+def test_what_is_known_to_pay_is_not_refused_by_the_compiler():
+    """The compiler judges what would be compiled without tuning; another way to write the kernel was measured."""
+
+    def recall(proposals):
+        return [Timing(1.0 if len(p.operators) == 3 else 10.0) for p in proposals]
+
+    (group,) = planned(chain(), compiler=Compiler(lambda p: LOW), recall=recall).groups
+    assert len(group.nodes) == 3 and group.registers == LOW.registers
+    assert not planned(chain(), SYNCHRONOUS, compiler=Compiler(lambda p: LOW)).groups
+
+
+def test_what_is_excluded_says_why():
+    verdict = Verdict("illegal", "numerics", {"wrong": 3}, "it is wrong")
+    key = (("conv", "bias", "relu"), ())
+    plan = planned(chain(), excluded={key: verdict})
+    assert [len(g.nodes) for g in plan.groups] == [2]
+    assert {(r.reason, r.detail) for r in plan.rejected} == {("numerics", "it is wrong")}
+
+
+def test_all_times_of_a_round_are_asked_for_at_once():
+    asked = []
+
+    def measure(proposals):
+        asked.append(len(proposals))
+        return [Timing(1.0) for _ in proposals]
+
+    planned(mixed_convs([16, 32, 64, 128]), measure=measure)
+    assert len(asked) < 6 and max(asked) > 4
 
 
 def test_what_is_recalled_counts_before_anything_is_chosen():

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..config import FusionConfig
 from ..devices import DeviceSpec
 from ..errors import PlanError
 from ..graph.dataflow import DataflowGraph
-from ..guards import Resources
+from ..guards import Resources, Verdict
 from ..guards.footprint import footprint
 from ..guards.needs import kind_of
 from ..strategies.base import Proposal
 from ..strategies.vertical import ANCHORS
 from .candidates import Candidate, Measure
+from .compare import Kernel
 from .cost import Cost, fused_cost, operator_cost
 from .plan import Group, Part, Plan, TargetInfo, Totals
 from .planner import Compiler, Solution, solve
@@ -31,7 +32,8 @@ def make_plan(
     *,
     model: str = "model",
     existing: Mapping[str, Proposal] | None = None,
-    excluded: Iterable[tuple[str, ...]] = (),
+    excluded: Mapping[Kernel, Verdict] | None = None,
+    offered: Sequence[Proposal] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
     recall: Measure | None = None,
@@ -52,14 +54,17 @@ def make_plan(
         Name shown in reports.
     existing : mapping of str to Proposal, optional
         Groups that stand already, by id.
-    excluded : iterable of tuple of str
-        Operator sets that must not be grouped.
+    excluded : mapping of (operators, options) to Verdict, optional
+        Groups that must not be taken, and why.
+    offered : sequence of Proposal, optional
+        Further proposals.
     compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
     solution = solve(
-        graph, device, config, existing, excluded, compiler=compiler, measure=measure, recall=recall
-    )
+        graph, device, config, existing, excluded, offered=offered, compiler=compiler,
+        measure=measure, recall=recall,
+    )  # fmt: skip
     return describe(graph, device, target, solution, model)
 
 

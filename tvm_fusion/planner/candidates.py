@@ -59,8 +59,6 @@ class Candidate:
         What the compiler says of the kernel, once it was asked.
     measured_before, measured_after : float or None
         Measured microseconds.
-    noise : float
-        Microseconds by which a saving must exceed others to be believed.
     """
 
     proposal: Proposal
@@ -70,13 +68,12 @@ class Candidate:
     resources: Resources | None = None
     measured_before: float | None = None
     measured_after: float | None = None
-    noise: float = 0.0
 
     @property
     def saving(self) -> float:
         """Microseconds saved against one kernel per operator: measured where known, else predicted."""
         if self.measured_before is not None and self.measured_after is not None:
-            return self.measured_before - self.measured_after - self.noise
+            return self.measured_before - self.measured_after
         return self.before.microseconds - self.after.microseconds
 
     @property

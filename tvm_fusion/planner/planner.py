@@ -8,8 +8,7 @@ estimates, and the choice is made again until it rests on what is known.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from ..config import FusionConfig
 from ..devices import DeviceSpec
@@ -19,9 +18,10 @@ from ..guards.footprint import footprint
 from ..strategies.base import Proposal, depth_of
 from ..strategies.cross import work_of
 from .candidates import Candidate, Measure, evaluate, most_specific, propose
+from .compare import PER_MICROSECOND, Clock, Kernel, kernel_of, no_better, search
 from .plan import Search
 from .presets import Heat, family_of, heat_of
-from .search import SearchResult, choose
+from .search import SearchResult
 
 #: Asks the compiler about proposals, in order; None where it has no answer (a CPU).
 Compiler = Callable[[Sequence[Proposal]], Sequence[Resources | None]]
@@ -31,9 +31,6 @@ _ROUNDS = 12
 
 #: Operators of a chain up to which every length is tried after a spill.
 _FEW = 8
-
-#: Savings are compared in picoseconds, so that rounding errors cannot decide.
-_PER_MICROSECOND = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +66,9 @@ def solve(
     device: DeviceSpec,
     config: FusionConfig,
     existing: Mapping[str, Proposal] | None = None,
-    excluded: Iterable[tuple[str, ...]] = (),
+    excluded: Mapping[Kernel, Verdict] | None = None,
     *,
+    offered: Sequence[Proposal] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
     recall: Measure | None = None,
@@ -88,16 +86,19 @@ def solve(
     existing : mapping of str to Proposal, optional
         Groups that stand already, by id. A new group may absorb whole ones (its ``parts`` say
         which) and never cuts one.
-    excluded : iterable of tuple of str
-        Operator sets that must not be taken (they failed to lower, or gave wrong results).
+    excluded : mapping of (operators, options) to Verdict, optional
+        Groups that must not be taken, and why (they failed to lower, or gave wrong results).
+    offered : sequence of Proposal, optional
+        Further proposals: what was measured under other limits, where chains are cut elsewhere.
     compiler : callable, optional
         Builds chosen kernels and says what they take.
     measure : callable, optional
         Times chosen kernels.
     recall : callable, optional
-        Says what is known of times without measuring; asked about every candidate.
+        Says what is known of times without measuring; asked about every candidate. What it knows counts more than what
+        was predicted, and than what the compiler says.
     """
-    existing = existing or {}
+    existing, barred, clock = existing or {}, excluded or {}, Clock(graph)
     preset = family_of(graph) if config.preset == "auto" else config.preset
     config = dataclasses.replace(config, preset=preset)
     heat = heat_of(graph, device)
@@ -109,50 +110,64 @@ def solve(
         return no_better(graph, candidate, parts, "parts_better")
 
     considered = propose(graph, device, config, existing, slower, beaten)
+    have = {kernel_of(c.proposal) for c in considered}
+    grouped = {name for p in existing.values() for name in p.operators}
+    more = [p for p in offered if kernel_of(p) not in have and grouped.isdisjoint(p.operators)]
+    considered = _barring(considered + evaluate(graph, more, device, config), barred)
     if recall is not None:
-        considered = [_timed(graph, c, recall) if c.verdict.accepted else c for c in considered]
+        considered = clock.judge(considered, recall)
     kept = {p.operators for p in existing.values()}
-    barred = set(excluded)
     asked: set[tuple] = set()
+
+    def rank(candidate: Candidate) -> tuple:
+        return _rank(graph, candidate, heat, preset)
+
     for turn in range(_ROUNDS + 1):
-        usable = [
-            c
-            for c in most_specific(considered)
-            if (c.verdict.accepted or c.operators in kept) and c.operators not in barred
-        ]
-        if turn == _ROUNDS:  # enough was asked; the plan rests on what is known
-            usable = [c for c in usable if c.key in asked]
-        usable.sort(key=lambda c: _rank(graph, c, heat, preset))
-        result = search(graph, usable, kept)
-        chosen = [usable[i] for i in result.chosen]
+        # When enough was asked, the plan rests on what is known.
+        known_only = asked if turn == _ROUNDS else None
+        result, chosen, considered = _decide(clock, considered, kept, rank, known_only)
         new = [c for c in chosen if c.key not in asked]
         if not new or (compiler is None and measure is None):
             break
         asked.update(c.key for c in new)
-        considered = _ask(graph, device, config, considered, new, compiler, measure)
+        considered = _ask(graph, device, config, considered, new, compiler, measure, clock)
+        considered = _barring(considered, barred)
         known = {c.key: c for c in considered}
         if all(known[c.key] == c for c in chosen):
             break
     chosen.sort(key=lambda c: graph.index[c.operators[0]])
     found = Search(
         result.regions, result.exact_regions, result.bounded_regions,
-        round((result.upper_bound - result.saving) / _PER_MICROSECOND, 4),
+        round((result.upper_bound - result.saving) / PER_MICROSECOND, 4),
     )  # fmt: skip
     return Solution(chosen, most_specific(considered), found, preset, heat, config.strategies)
 
 
-def search(
-    graph: DataflowGraph, candidates: Sequence[Candidate], kept: Set[tuple[str, ...]] = frozenset()
-) -> SearchResult:
-    """Choose among candidates, the first ones on a tie; ``kept`` ones stay even where they save nothing."""
-    sets = [
-        (
-            [graph.index[name] for name in c.operators],
-            max(round(c.saving * _PER_MICROSECOND), int(c.operators in kept)),
-        )
-        for c in candidates
-    ]
-    return choose(graph.reachability, sets)
+def _decide(
+    clock: Clock,
+    considered: list[Candidate],
+    kept: Set[tuple[str, ...]],
+    rank: Callable[[Candidate], tuple],
+    known_only: Set[tuple] | None,
+) -> tuple[SearchResult, list[Candidate], list[Candidate]]:
+    """The best choice, what it takes, and all candidates: chosen groups that their parts beat by the clock are refused.
+
+    Of those not in ``known_only``, where it is given, only measured ones are usable.
+    """
+    while True:
+        usable = [c for c in most_specific(considered) if c.verdict.accepted or c.operators in kept]
+        if known_only is not None:
+            usable = [c for c in usable if c.key in known_only or c.measured_after is not None]
+        usable.sort(key=rank)
+        result = search(clock.graph, usable, kept)
+        chosen = [usable[i] for i in result.chosen]
+        timed = [c for c in chosen if c.measured_after is not None and c.operators not in kept]
+        beaten = {c.key: verdict for c in timed if (verdict := clock.no_better(c, usable))}
+        if not beaten:
+            return result, chosen, considered
+        considered = [
+            dataclasses.replace(c, verdict=beaten.get(c.key, c.verdict)) for c in considered
+        ]
 
 
 def _rank(graph: DataflowGraph, candidate: Candidate, heat: Heat, preset: str) -> tuple:
@@ -164,38 +179,12 @@ def _rank(graph: DataflowGraph, candidate: Candidate, heat: Heat, preset: str) -
     return (-round(candidate.saving, 9), preferred, first, size, candidate.operators)
 
 
-def no_better(
-    graph: DataflowGraph, candidate: Candidate, parts: Sequence[Candidate], reason: str
-) -> Verdict | None:
-    """Compare a group with the best plan of what lies inside it.
-
-    Parameters
-    ----------
-    graph : DataflowGraph
-        The graph.
-    candidate : Candidate
-        The group.
-    parts : sequence of Candidate
-        Accepted candidates inside the group.
-    reason : str
-        The refusal's reason code.
-
-    Returns
-    -------
-    Verdict or None
-        A refusal with both times when the parts, fused on their own, are predicted at least as fast.
-    """
-    best = search(graph, parts).saving / _PER_MICROSECOND if parts else 0.0
-    if candidate.saving > best:
-        return None
-    before = candidate.before.microseconds
-    numbers = {
-        "predicted_us_parts": round(before - best, 3),
-        "predicted_us_one_kernel": round(before - candidate.saving, 3),
-        "members": len(candidate.proposal.members),
-    }
-    detail = "its parts, fused on their own, are predicted no slower than one kernel"
-    return Verdict("unprofitable", reason, numbers, detail)
+def _barring(candidates: list[Candidate], barred: Mapping[Kernel, Verdict]) -> list[Candidate]:
+    """Candidates, refused where they must not be taken."""
+    return [
+        dataclasses.replace(c, verdict=barred.get(kernel_of(c.proposal), c.verdict))
+        for c in candidates
+    ]
 
 
 def _ask(
@@ -206,6 +195,7 @@ def _ask(
     new: list[Candidate],
     compiler: Compiler | None,
     measure: Measure | None,
+    clock: Clock,
 ) -> list[Candidate]:
     """Let the compiler and the clock judge the chosen; add what could take the place of the refused."""
     known: dict[tuple, Candidate] = {}
@@ -219,13 +209,14 @@ def _ask(
             graph.by_name[name].pattern == "anchor" for name in candidate.proposal.operators
         )
         verdict = judge_resources(found, needs, config, device, products)
+        if candidate.measured_after is not None:  # whatever it takes, it is known to be worth it
+            verdict = candidate.verdict
         known[candidate.key] = dataclasses.replace(candidate, verdict=verdict, resources=found)
         more += _alternatives(graph, candidate.proposal, verdict)
     if measure is not None:
-        for candidate in new:
-            current = known.get(candidate.key, candidate)
-            if current.verdict.accepted:
-                known[candidate.key] = _timed(graph, current, measure)
+        built = (known.get(c.key, c) for c in new)
+        timed = clock.judge([c for c in built if c.verdict.accepted], measure)
+        known |= {c.key: c for c in timed}
     out = [known.get(c.key, c) for c in considered]
     for refused in known.values():
         if _must_be_cut(refused):
@@ -304,28 +295,3 @@ def _alternatives(graph: DataflowGraph, proposal: Proposal, verdict: Verdict) ->
             )
         ]
     return []
-
-
-def _timed(graph: DataflowGraph, candidate: Candidate, measure: Measure) -> Candidate:
-    """A candidate with measured times; refused when one kernel is not faster than one per operator."""
-    working = (graph.by_name[name] for name in candidate.operators)
-    alone = [Proposal("vertical", (o.name,), (), ((o.name,),)) for o in working if o.does_work]
-    after, *before = measure([candidate.proposal, *alone])
-    if after is None or None in before:
-        return candidate
-    total = sum(b.microseconds for b in before)
-    # Independent errors add up by their squares.
-    noise = math.hypot(after.noise, *(b.noise for b in before))
-    timed = dataclasses.replace(
-        candidate, measured_before=total, measured_after=after.microseconds, noise=noise
-    )
-    if total > after.microseconds + noise:
-        return timed
-    numbers = {
-        "measured_us_before": round(total, 3),
-        "measured_us_after": round(after.microseconds, 3),
-        "noise_us": round(noise, 3),
-    }
-    detail = "one kernel was measured no faster than its parts"
-    verdict = Verdict("unprofitable", "slower_measured", numbers, detail)
-    return dataclasses.replace(timed, verdict=verdict)

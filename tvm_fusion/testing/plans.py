@@ -11,8 +11,10 @@ from ..config import FusionConfig
 from ..devices import DeviceSpec, device_for
 from ..graph.dataflow import DataflowGraph
 from ..graph.relax import from_relax
+from ..guards import Verdict
 from ..planner import Plan, TargetInfo
 from ..planner.assemble import make_plan
+from ..planner.compare import Kernel
 from ..planner.planner import Solution, solve
 from ..strategies.base import Proposal
 from ..targets import parse_target
@@ -38,14 +40,15 @@ def planned(
     measure: Any = None,
     recall: Any = None,
     existing: Mapping[str, Proposal] | None = None,
+    excluded: Mapping[Kernel, Verdict] | None = None,
     **options: Any,
 ) -> Plan:
     """Plan a canonical module; ``options`` are fields of ``FusionConfig``."""
     spec = _device(device, options)
     target = TargetInfo(spec.kind, spec.arch if spec.kind == "cuda" else None, spec.name)
     return make_plan(
-        graph_of(mod), spec, target, FusionConfig(**options), existing=existing, compiler=compiler,
-        measure=measure, recall=recall,
+        graph_of(mod), spec, target, FusionConfig(**options), existing=existing, excluded=excluded,
+        compiler=compiler, measure=measure, recall=recall,
     )  # fmt: skip
 
 

@@ -198,3 +198,22 @@ def cross_pair(
         y = b.bias(f"{name}_bias", b.conv(f"{name}_conv", value, outputs, kernel))
         branches.append(b.relu(f"{name}_relu", y))
     return b.finish(b.op("join", getattr(relax.op, join)(*branches)))
+
+
+def concatenated_sums(
+    *, channels: int = 16, size: int = 64, dtype: str = "float32"
+) -> tvm.IRModule:
+    """Nine sums, concatenated three by three and then together, max-pooled (2×2, stride 2), and added to twice.
+
+    Ten inputs ``[1, channels, size, size]`` → two results ``[1, 9 * channels, size / 2, size / 2]``. In one kernel,
+    every element of the concatenation would have to find out which of the nine sums it belongs to.
+    """
+    b = ModuleBuilder(dtype)
+    shape = (1, channels, size, size)
+    shared = b.input("y", shape)
+    sums = [b.add(f"sum{i}", b.input(f"x{i}", shape), shared) for i in range(9)]
+    threes = [b.concat(f"concat{i}", sums[3 * i : 3 * i + 3]) for i in range(3)]
+    whole = b.concat("concat", threes)
+    pooled = b.op("pool", relax.op.nn.max_pool2d(whole, pool_size=2, strides=2))
+    half = b.const(1, 9 * channels, size // 2, size // 2)
+    return b.finish(b.bias("left", pooled), b.add("right", pooled, half))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compat import Target, tvm
@@ -11,8 +11,10 @@ from ..devices import TF32, device_for
 from ..frontend.canonical import canonicalize
 from ..graph.dataflow import DataflowGraph
 from ..graph.relax import RelaxGraph, from_relax
+from ..guards import Verdict
 from ..planner.assemble import make_plan, proposals_of
 from ..planner.candidates import Measure
+from ..planner.compare import Kernel
 from ..planner.plan import Plan, TargetInfo
 from ..planner.planner import Compiler, Solution, solve
 from ..strategies.base import Proposal, depth_of
@@ -28,7 +30,8 @@ def plan_module(
     config: FusionConfig,
     *,
     model: str = "model",
-    excluded: Iterable[tuple[str, ...]] = (),
+    excluded: Mapping[Kernel, Verdict] | None = None,
+    offered: Sequence[Proposal] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
     recall: Measure | None = None,
@@ -45,8 +48,10 @@ def plan_module(
         Strategies and limits.
     model : str
         Name shown in reports.
-    excluded : iterable of tuple of str
-        Operator sets that must not be grouped.
+    excluded : mapping of (operators, options) to Verdict, optional
+        Groups that must not be taken, and why.
+    offered : sequence of Proposal, optional
+        Further proposals.
     compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
@@ -59,7 +64,7 @@ def plan_module(
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
     return make_plan(
         found.graph, device, info, config, model=model, existing=existing, excluded=excluded,
-        compiler=compiler, measure=measure, recall=recall,
+        offered=offered, compiler=compiler, measure=measure, recall=recall,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from ..config import FusionConfig
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..planner.candidates import Candidate
+from ..planner.compare import Kernel, kernel_of
 from ..planner.cost import fused_cost
 from ..planner.planner import solve
 from ..strategies.base import Proposal
@@ -52,19 +53,21 @@ def explore(graph: DataflowGraph, device: DeviceSpec, config: FusionConfig) -> l
     -------
     list of Variation
         First the plan of ``config`` itself, then plans of less depth and of fewer strategies, then one of other
-        groupings of its groups. No group is in two of them.
+        groupings of its groups. No kernel is in two of them.
     """
-    found: list[Variation] = []
-    known: set[tuple] = set()
+    taken: dict[str, list[Candidate]] = {}
     for name, varied in _variations(config):
         solution = solve(graph, device, varied)
-        fresh = [c for c in solution.chosen if c.key not in known]
-        known.update(c.key for c in fresh)
-        found.append(Variation(name, tuple(c.proposal for c in fresh)))
+        taken[name] = solution.chosen
         if name == "all":
             others = list(_others(solution.chosen, solution.considered))
-    fresh = [c for c in others if c.key not in known]
-    found.append(Variation("others", tuple(c.proposal for c in fresh)))
+    taken["others"] = others
+    known: set[Kernel] = set()
+    found = []
+    for name, candidates in taken.items():
+        fresh = {kernel_of(c.proposal): c.proposal for c in candidates}
+        found.append(Variation(name, tuple(p for key, p in fresh.items() if key not in known)))
+        known |= fresh.keys()
     return [v for v in found if v.proposals or v.name == "all"]
 
 
@@ -88,11 +91,6 @@ def _others(chosen: list[Candidate], considered: list[Candidate]) -> Iterator[Ca
         whole = set(group.operators)
         close = (c for c in usable if c.key != group.key and whole & set(c.operators))
         yield from (c for c, _ in zip(close, range(_OTHERS), strict=False))
-
-
-def single(name: str) -> Proposal:
-    """One operator as a kernel of its own."""
-    return Proposal("vertical", (name,), (), ((name,),))
 
 
 def floor_microseconds(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> float:

@@ -5,6 +5,7 @@ Nothing here measures: the times come from a callable, so a choice is a pure fun
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,9 @@ from ..build.resources import KernelCompiler
 from ..compat import tirx
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
+from ..guards import Verdict
 from ..planner.candidates import Timing
+from ..planner.compare import Kernel, kernel_of
 from ..strategies.base import Proposal
 from .candidates import floor_microseconds
 from .trials import Trial
@@ -21,6 +24,13 @@ from .tuner import TunedKernel, Tuner
 
 #: Smallest noise of a time (relative): clocks of a GPU drift by this much between two measurements.
 LEAST_NOISE = 0.01
+
+#: Outcome and reason code of what most often comes of a kernel's candidates; others have no template that works.
+_REASONS = {
+    "wrong": ("illegal", "numerics"),
+    "spills": ("unprofitable", "spill"),
+    "shared_memory": ("unsupported", "shared_memory"),
+}
 
 #: From median absolute deviation to standard deviation, of normally distributed samples.
 _DEVIATION = 1.4826
@@ -44,8 +54,8 @@ class Times:
 
     Attributes
     ----------
-    failed : set of tuple of str
-        Operators of proposals that cannot be one right kernel.
+    failed : dict of (operators, options) to Verdict
+        Proposals that cannot be one right kernel, and why.
     """
 
     def __init__(
@@ -58,20 +68,21 @@ class Times:
     ) -> None:
         self._graph, self._device = graph, device
         self._compiler, self._tuner, self._measure = compiler, tuner, measure
-        self._kernels: dict[tuple, TunedKernel | None] = {}
-        self.failed: set[tuple[str, ...]] = set()
+        self._kernels: dict[Kernel, TunedKernel | None] = {}
+        self.failed: dict[Kernel, Verdict] = {}
 
     def kernels_of(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
         """The kernel of each proposal (disjoint or not), None where it is no kernel."""
-        new = {_key(p): p for p in proposals if _key(p) not in self._kernels}
+        new = {kernel_of(p): p for p in proposals if kernel_of(p) not in self._kernels}
         for batch in _lowered_together(self._graph, list(new.values())):
             for proposal, func in zip(batch, self._compiler.lower(batch), strict=True):
-                self._kernels[_key(proposal)] = self._add(proposal, func)
-        return [self._kernels[_key(p)] for p in proposals]
+                self._kernels[kernel_of(proposal)] = self._add(proposal, func)
+        return [self._kernels[kernel_of(p)] for p in proposals]
 
     def _add(self, proposal: Proposal, func: object) -> TunedKernel | None:
         if not isinstance(func, tirx.PrimFunc):
-            self.failed.add(proposal.operators)
+            message = getattr(func, "error", "") or "it cannot be lowered"
+            self.failed[kernel_of(proposal)] = Verdict("unsupported", "no_template", {}, message)
             return None
         floor = floor_microseconds(self._graph, proposal, self._device)
         kinds = [self._graph.by_name[name].op for name in proposal.operators]
@@ -85,7 +96,7 @@ class Times:
 
     def recall(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
         """Times of proposals as far as they are known."""
-        return self._times(proposals, [self._kernels.get(_key(p)) for p in proposals])
+        return self._times(proposals, [self._kernels.get(kernel_of(p)) for p in proposals])
 
     def _times(
         self, proposals: Sequence[Proposal], kernels: Sequence[TunedKernel | None]
@@ -93,8 +104,11 @@ class Times:
         found: list[Timing | None] = []
         for proposal, kernel in zip(proposals, kernels, strict=True):
             best = self._tuner.best(kernel) if kernel is not None else None
-            if kernel is not None and best is None and kernel.progress.best:
-                self.failed.add(proposal.operators)  # whatever was tried fails or is wrong
+            if best is not None:
+                self.failed.pop(kernel_of(proposal), None)
+            elif kernel is not None and (kernel.progress.best or kernel.problem):
+                tried = self._tuner.records.trials(kernel.digest, self._tuner.device.name)
+                self.failed[kernel_of(proposal)] = verdict_of(tried, kernel.problem)
             found.append(timing_of(best) if best is not None else None)
         return found
 
@@ -108,8 +122,26 @@ def timing_of(trial: Trial) -> Timing:
     return Timing(middle, max(error, LEAST_NOISE * middle))
 
 
-def _key(proposal: Proposal) -> tuple:
-    return proposal.operators, proposal.options
+def verdict_of(trials: Sequence[Trial], problem: str = "") -> Verdict:
+    """Why there is no right kernel.
+
+    Parameters
+    ----------
+    trials : sequence of Trial
+        What was tried, all in vain.
+    problem : str
+        Why nothing can be tried, if so.
+    """
+    if not trials:
+        detail = problem or "nothing could be tried"
+        return Verdict("unsupported", "no_template", {}, detail)
+    counts = collections.Counter(trial.verdict for trial in trials)
+    most = counts.most_common(1)[0][0]
+    outcome, reason = _REASONS.get(most, ("unsupported", "no_template"))
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    last = next((t.message for t in trials if t.verdict == most and t.message), "")
+    detail = f"of {len(trials)} kernels that were tried none is right ({told})"
+    return Verdict(outcome, reason, dict(counts), f"{detail}: {last}" if last else detail)
 
 
 def _lowered_together(graph: DataflowGraph, proposals: Sequence[Proposal]) -> list[list[Proposal]]:

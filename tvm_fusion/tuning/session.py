@@ -15,10 +15,11 @@ from ..devices import device_for
 from ..errors import TuningError
 from ..pipeline import before_lowering
 from ..planner.assemble import proposals_of
+from ..planner.compare import single
 from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
 from ..transform.fuse import graph_of, plan_module
-from .candidates import Variation, explore, single
+from .candidates import Variation, explore
 from .choice import Times
 from .tuner import Budget, TunedKernel, Tuner
 from .whole import WholeTimes
@@ -84,8 +85,7 @@ class Session:
     def run(self) -> Plan:
         """Tune within the budget and return the best plan; every group and operator was measured."""
         self.variations = explore(self.graph, self._device, self.config)
-        proposals = [p for variation in self.variations for p in variation.proposals]
-        kernels = self.times.kernels_of([*self._singles(), *proposals])
+        kernels = self.times.kernels_of([*self._singles(), *self._explored()])
         self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
         self._choose()
         part = max(16, (self.budget.trials - self.tuner.trials) // _PARTS)
@@ -111,9 +111,8 @@ class Session:
             With ``require_all``, if one was not.
         """
         self.variations = explore(self.graph, self._device, self.config)
-        proposals = [p for variation in self.variations for p in variation.proposals]
-        self.times.kernels_of([*self._singles(), *proposals])
-        plan = self._choose(measure=False)
+        self.times.kernels_of([*self._singles(), *self._explored()])
+        plan = self._choose()
         if not require_all:
             return plan
         missing = [k for k, _ in self._calls(plan) if self.tuner.best(k) is None]
@@ -151,36 +150,35 @@ class Session:
         left = self.budget.seconds - (time.monotonic() - self.budget.started)
         return Budget(min(self.budget.trials, self.tuner.trials + trials), left)
 
+    def _explored(self) -> list[Proposal]:
+        return [p for variation in self.variations for p in variation.proposals]
+
     def _singles(self) -> list[Proposal]:
         return [single(operator.name) for operator in self.graph.operators if operator.does_work]
 
     def _measure(self, kernels: Iterable[TunedKernel]) -> None:
-        """Measure what the planner asks about and nothing is known of; that much is always allowed."""
-        new = [k for k in kernels if not k.progress.best]
-        if new:
-            most = max(self.budget.trials, self.tuner.trials + len(new))
-            self.tuner.measure_first(new, self._slice_to(most))
+        """Measure what the planner asks about and nothing is known of; for that, one batch more is allowed."""
+        if self.tuner.measures:
+            most = self.budget.trials + self.tuner.batch
+            self.tuner.measure_first(kernels, dataclasses.replace(self.budget, trials=most))
 
-    def _slice_to(self, trials: int) -> Budget:
-        return dataclasses.replace(self.budget, trials=trials)
-
-    def _choose(self, measure: bool = True) -> Plan:
+    def _choose(self) -> Plan:
         """Plan with what is known, and weigh the kernels by it."""
         for _ in range(_AGAIN):
-            failed = set(self.times.failed)
+            failed = dict(self.times.failed)
             plan = plan_module(
                 self.mod, self.target, self.config, model=self._name, excluded=failed,
-                compiler=self._compiler, measure=self.times if measure else None,
-                recall=self.times.recall,
+                offered=self._explored(), compiler=self._compiler, measure=self.times, recall=self.times.recall,
             )  # fmt: skip
             if failed == self.times.failed:
                 break
         self.plan = plan
         for kernel in self.tuner.kernels.values():
             kernel.progress.weight = 0.0
-        for variation in self.variations:
-            for kernel in filter(None, self.times.kernels_of(variation.proposals)):
-                kernel.progress.weight += _OTHERS
+        # Operators alone, too: a group must not win because nobody tuned its parts.
+        explored = self.times.kernels_of([*self._singles(), *self._explored()])
+        for kernel in filter(None, explored):
+            kernel.progress.weight += _OTHERS
         for kernel, calls in self._calls(plan):
             kernel.progress.weight = max(kernel.progress.weight, float(calls))
         return plan

@@ -140,7 +140,7 @@ class Tuner:
     device : Device
         Where the runner measures; trials of another device are not used.
     batch : int
-        Candidates of a batch.
+        Candidates of a batch, also an attribute.
     report : callable, optional
         Called after each batch.
     """
@@ -161,7 +161,7 @@ class Tuner:
         self.records, self.device = records, device
         #: A problem with the disk, if any: what is measured stays in memory.
         self.disk_problem = ""
-        self._target, self._batch = target, batch
+        self._target, self.batch = target, batch
         self._builder, self._references, self._runner = builder, references, runner
         self.report = report
         self._model = CostModel()
@@ -182,7 +182,7 @@ class Tuner:
         """
         digest = kernel_digest(func)
         if digest not in self.kernels:
-            kernel = TunedKernel(func, self._target, operators, self._model, self._batch, floor_us)
+            kernel = TunedKernel(func, self._target, operators, self._model, self.batch, floor_us)
             self.kernels[digest] = kernel
             self._recall(kernel)
         return self.kernels[digest]
@@ -200,6 +200,11 @@ class Tuner:
                 kernel.codes[trial.code] = result
         if found:
             self._learn(kernel, found)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it can measure, and does not only know what is on record."""
+        return self._builder is not None
 
     def best(self, kernel: TunedKernel) -> Trial | None:
         """The fastest right trial of a kernel on this device."""
@@ -225,10 +230,11 @@ class Tuner:
 
     def measure_first(self, kernels: Iterable[TunedKernel], budget: Budget) -> None:
         """Measure what would be compiled without tuning, of kernels of which nothing is known, as far as trials go."""
-        new = [k for k in kernels if not k.progress.best and not k.problem and k.waiting]
-        for start in range(0, len(new), self._batch):
+        distinct = {k.digest: k for k in kernels}.values()
+        new = [k for k in distinct if not k.progress.best and not k.problem and k.waiting]
+        for start in range(0, len(new), self.batch):
             left = budget.trials - self.trials
-            some = new[start : start + self._batch][: max(0, left)]
+            some = new[start : start + self.batch][: max(0, left)]
             if not some or budget.is_over:
                 return
             work = [(kernel, kernel.waiting[:1]) for kernel in some]
