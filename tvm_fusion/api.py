@@ -64,7 +64,7 @@ def plan(
         If the module or the target is not usable.
     """
     config = config or FusionConfig()
-    resolved, canonical = _resolved(mod, target, config)
+    resolved, canonical = resolve(mod, target, config)
     compiler = KernelCompiler(canonical, resolved) if build else None
     return plan_module(canonical, resolved, config, model=name, compiler=compiler)
 
@@ -104,7 +104,7 @@ def explain(
         If the module or the target is not usable.
     """
     config = config or FusionConfig()
-    resolved, canonical = _resolved(mod, target, config)
+    resolved, canonical = resolve(mod, target, config)
     graph, solution = solve_module(canonical, resolved, config)
     decided = graph, solution.chosen, solution.considered
     if node is None:
@@ -164,7 +164,7 @@ def compile(
     """
     if plan is not None and config is not None:
         raise ValueError("give a plan or a configuration, not both: the plan holds the decisions")
-    resolved, canonical = _resolved(mod, target, config, plan)
+    resolved, canonical = resolve(mod, target, config, plan)
     if plan is not None and plan.target.kind != resolved.kind.name:
         raise PlanError(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
@@ -243,20 +243,37 @@ def tune(
     TuningError
         If nothing can be measured, or with ``require_cached`` something would have to be.
     """
-    resolved, canonical = _resolved(mod, target, config)
+    resolved, canonical = resolve(mod, target, config)
     return tune_model(
         canonical, resolved, work_dir, config=config, trials=trials, minutes=minutes,
         remote=remote, require_cached=require_cached, name=name, report=report,
     ).plan  # fmt: skip
 
 
-def _resolved(
+def resolve(
     mod: tvm.IRModule,
     target: Target | str | None,
-    config: FusionConfig | None,
+    config: FusionConfig | None = None,
     plan: Plan | None = None,
 ) -> tuple[Target, tvm.IRModule]:
-    """The complete target, and the module as plans for it (or this plan) have it."""
+    """Return the complete target, and the module as plans for it (or this plan) have it.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A Relax module, canonical or not.
+    target : Target, str or None
+        As in the verbs.
+    config : FusionConfig, optional
+        Says how float32 products are computed, unless a plan does.
+    plan : Plan, optional
+        Decisions that stand already.
+
+    Raises
+    ------
+    InvalidModelError, TargetError
+        If the module or the target is not usable.
+    """
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(
             f"a model is a tvm.IRModule, not {type(mod).__name__}; import files with frontend.load"
@@ -309,7 +326,7 @@ def verify(
     VerificationReport
         Printable; ``passed`` says whether everything is within tolerance.
     """
-    resolved, canonical = _resolved(mod, target, config, plan)
+    resolved, canonical = resolve(mod, target, config, plan)
     decided = plan or plan_module(canonical, resolved, config or FusionConfig())
     compiled = compile_model(canonical, runnable(resolved), plan=decided)
     return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)

@@ -15,10 +15,11 @@ from ..errors import FusionError
 from .bench import bench
 from .command import register
 from .compile import compile_model
-from .db import export_records, list_records, merge_records, prune_records
+from .db import export_records, list_records, merge_records, prune_records, report_records
 from .explain import explain
 from .plan import plan
 from .run import run_model
+from .tune import tune_model
 from .verify import verify
 
 # Newer releases of typer carry their own copy of click, so click's base error (whose place in
@@ -27,15 +28,15 @@ CommandLineError = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="tvm-fusion",
-    help="Operator fusion for models compiled with Apache TVM: plan it, explain it, compile it, verify it.",
-    epilog="Exit codes: 0 fine, 1 verification failed, 2 bad usage or bad input.",
+    help="Operator fusion for models compiled with Apache TVM: plan it, explain it, tune it, compile it, verify it.",
+    epilog="Exit codes: 0 fine, 1 verification failed, 2 bad usage or bad input, 130 interrupted.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for function in (plan, explain, compile_model, run_model, verify, bench):
+for function in (plan, explain, compile_model, run_model, verify, bench, tune_model):
     register(app, function)
-database = typer.Typer(name="db", help="List, merge, export and prune the records of tuning.")
-for function in (list_records, merge_records, export_records, prune_records):
+database = typer.Typer(name="db", help="List, show, merge, export and prune the records of tuning.")
+for function in (list_records, report_records, merge_records, export_records, prune_records):
     register(database, function)
 app.add_typer(database)
 

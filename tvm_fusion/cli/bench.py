@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from .command import ModelOptions, PlanOption, SeedOption, decisions, stage
+from .command import (
+    ModelOptions,
+    PlanOption,
+    SeedOption,
+    WorkDirOption,
+    decisions,
+    stage,
+)  # fmt: skip
 
 
 def bench(
     options: ModelOptions,
     plan: PlanOption = None,
+    work_dir: WorkDirOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Time the fused and the unfused model in turns and print medians and their ratio.
@@ -17,16 +25,29 @@ def bench(
     tvm-fusion bench resnet50.onnx
     tvm-fusion bench resnet50.onnx --target cuda --dtype float16
     tvm-fusion bench resnet50.onnx --plan plan.json
+    tvm-fusion bench resnet50.onnx --target cuda --work-dir tuned
     """
     from .. import plan as make_plan
+    from ..api import resolve
     from ..build.bench import compare
+    from ..schedules import remembering
+    from ..schedules.registry import deciding_by
+    from ..tuning.tune import plan_from_records
+    from ..tuning.tuned import lookup_in, tuned_records
 
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
-    module = options.load()
-    if decided is None:
-        with stage("planning"):
-            decided = make_plan(module, target, config, name=options.name)
-    with stage("compiling and timing") as progress:
-        result = compare(module, target, decided, seed=seed, progress=progress)
+    target, module = resolve(options.load(), target, config, decided)
+    records = tuned_records(module, target, work_dir)
+    with remembering(), deciding_by(lookup_in(records)):
+        if decided is None:
+            with stage("planning"):
+                if work_dir is not None:
+                    decided = plan_from_records(
+                        module, target, records[0], config=config, name=options.name
+                    )
+                else:
+                    decided = make_plan(module, target, config, name=options.name)
+        with stage("compiling and timing") as progress:
+            result = compare(module, target, decided, seed=seed, progress=progress)
     print(result)

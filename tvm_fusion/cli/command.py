@@ -33,6 +33,16 @@ PlanOption = Annotated[
 ]
 
 
+WorkDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Use what tvm-fusion tune has kept there (default: the records that come with the "
+        "package).",
+    ),
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Which model, for which target, fused how: the same for every command that takes a model."""
@@ -267,7 +277,11 @@ def register(app: typer.Typer, function: Callable[..., int | None]) -> None:
 
     @functools.wraps(function)
     def command(*, debug: bool, **values: Any) -> int | None:
-        return function(**_collected(signature, values))
+        try:
+            return function(**_collected(signature, values))
+        except KeyboardInterrupt:
+            # Of the exception itself typer makes an exit without a word.
+            raise typer.Abort from None
 
     command.__signature__ = signature.replace(parameters=parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .command import ModelOptions, PlanOption, check_output, decisions, stage
+from .command import ModelOptions, PlanOption, WorkDirOption, check_output, decisions, stage
 
 
 def compile_model(
     options: ModelOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="Library to write, as model.so.")],
     plan: PlanOption = None,
+    work_dir: WorkDirOption = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="A group that fails is an error, not a warning."),
@@ -30,6 +31,7 @@ def compile_model(
     tvm-fusion compile resnet50.onnx -o resnet50.so
     tvm-fusion compile resnet50.onnx -o resnet50.so --target cuda:sm_90a --dtype float16
     tvm-fusion compile resnet50.onnx -o resnet50.so --plan plan.json --strict
+    tvm-fusion compile resnet50.onnx -o resnet50.so --target cuda --work-dir tuned
     """
     from .. import compile as compile_module
 
@@ -45,6 +47,7 @@ def compile_model(
             config=config if decided is None else None,
             strict=strict,
             verify=not no_verify,
+            work_dir=work_dir,
             name=options.name,
             progress=progress,
         )

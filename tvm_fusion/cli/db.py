@@ -58,6 +58,28 @@ def list_records(
     print(tidy(buffer))
 
 
+def report_records(
+    dirs: DirsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as tuning.html.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this model (default: all).")
+    ] = None,
+) -> None:
+    """Write a page about what was tuned: curves, fusion depths, rejected candidates, results.
+
+    Examples
+    --------
+    tvm-fusion db report work -o tuning.html
+    tvm-fusion db report work --model resnet50 -o tuning.html
+    """
+    from ..report import render_tuning
+
+    check_output(output, dirs[0])
+    page = render_tuning(_places(dirs), model=model)
+    output.write_text(page + "\n", encoding="utf-8")
+    print(f"wrote {output}")
+
+
 def merge_records(
     dirs: DirsArgument,
     output: Annotated[

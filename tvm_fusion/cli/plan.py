@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .command import PIPE_WIDTH, ModelOptions, check_output, stage
+
+if TYPE_CHECKING:
+    from ..compat import tvm
+    from ..planner import Plan
 
 #: Format of an output file by its suffix.
 _FORMATS = {".json": "json", ".html": "html", ".htm": "html"}
@@ -40,7 +44,6 @@ def plan(
     tvm-fusion plan bert.onnx --shape input_ids=1,128 --deny softmax
     """
     from .. import plan as make_plan
-    from ..report import render_html, render_plan
 
     if output is not None:
         check_output(output, options.model)
@@ -49,16 +52,27 @@ def plan(
     with stage("planning"):
         result = make_plan(module, target, config, name=options.name, build=build)
     if format is None:
-        format = "text" if output is None else _FORMATS.get(output.suffix.lower(), "text")
+        format = "text" if output is None else format_of(output)
     terminal = output is None and sys.stdout.isatty()
-    if format == "json":
-        text = result.to_json()
-    elif format == "html":
-        with stage("drawing"):
-            text = render_html(result, module)
-    else:
-        text = render_plan(result, width=None if terminal else PIPE_WIDTH, color=terminal)
+    text = plan_text(result, module, format, terminal=terminal)
     if output is None:
         print(text)
     else:
         output.write_text(text + "\n", encoding="utf-8")
+
+
+def format_of(file: Path) -> str:
+    """Format of a plan in a file: by its name."""
+    return _FORMATS.get(file.suffix.lower(), "text")
+
+
+def plan_text(result: Plan, module: tvm.IRModule, format: str, *, terminal: bool = False) -> str:
+    """Return a plan as JSON, as a page, or as tables."""
+    from ..report import render_html, render_plan
+
+    if format == "json":
+        return result.to_json()
+    if format == "html":
+        with stage("drawing"):
+            return render_html(result, module)
+    return render_plan(result, width=None if terminal else PIPE_WIDTH, color=terminal)

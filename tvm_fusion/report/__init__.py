@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_LAZY = {"render_explanation": "explain", "render_html": "html", "render_plan": "text"}
+_LAZY = {
+    "render_explanation": "explain", "render_html": "html", "render_plan": "text",
+    "render_tuning": "tuning_html",
+}  # fmt: skip
 
-__all__ = ["render_explanation", "render_html", "render_plan"]
+__all__ = ["render_explanation", "render_html", "render_plan", "render_tuning"]
 
 
 def __getattr__(name: str) -> Any:

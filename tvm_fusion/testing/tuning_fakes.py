@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from ..tuning.measure import BuildFailure, Built, Inputs, RunResult
+from ..tuning.tuner import Device
 
 
 class FakeBuilder:
@@ -67,3 +69,16 @@ def ok(microseconds: float) -> RunResult:
 def spills(request) -> BuildFailure:
     """A refusal by the compiler."""
     return BuildFailure("spills", "8 bytes are spilled", 255, 8, 0)
+
+
+def fake_parts(builder: FakeBuilder, runner: FakeRunner) -> Callable:
+    """A stand-in for what ``tuning.tune`` builds and measures with (its ``_parts``)."""
+
+    @contextlib.contextmanager
+    def parts(target, remote, nothing):
+        device = Device("a device", "1.0")
+        yield (None, None, None, device) if nothing else (
+            builder, FakeReferences(), runner, device,
+        )  # fmt: skip
+
+    return parts

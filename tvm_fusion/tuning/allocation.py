@@ -11,6 +11,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+#: Trials over all kernels when nobody says how many.
+TRIALS = 1000
+
 #: Batches over which the recent gain is averaged.
 _WINDOW = 3
 

@@ -56,6 +56,8 @@ class Times:
     ----------
     failed : dict of (operators, options) to Verdict
         Proposals that cannot be one right kernel, and why.
+    asked : list of (Proposal, TunedKernel or None)
+        Every proposal that was ever asked about, with its kernel.
     """
 
     def __init__(
@@ -70,13 +72,15 @@ class Times:
         self._compiler, self._tuner, self._measure = compiler, tuner, measure
         self._kernels: dict[Kernel, TunedKernel | None] = {}
         self.failed: dict[Kernel, Verdict] = {}
+        self.asked: list[tuple[Proposal, TunedKernel | None]] = []
 
     def kernels_of(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
         """The kernel of each proposal (disjoint or not), None where it is no kernel."""
         new = {kernel_of(p): p for p in proposals if kernel_of(p) not in self._kernels}
         for batch in _lowered_together(self._graph, list(new.values())):
             for proposal, func in zip(batch, self._compiler.lower(batch), strict=True):
-                self._kernels[kernel_of(proposal)] = self._add(proposal, func)
+                kernel = self._kernels[kernel_of(proposal)] = self._add(proposal, func)
+                self.asked.append((proposal, kernel))
         return [self._kernels[kernel_of(p)] for p in proposals]
 
     def _add(self, proposal: Proposal, func: object) -> TunedKernel | None:

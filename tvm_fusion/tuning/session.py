@@ -60,6 +60,12 @@ class Session:
         Times of groups.
     plan : Plan or None
         The plan of the moment.
+    groups : list of Proposal
+        Its groups.
+    calls : list of (TunedKernel, int)
+        The kernels that it calls, and how often.
+    finished : bool
+        Whether nothing more is tried.
     """
 
     def __init__(
@@ -81,6 +87,9 @@ class Session:
         self.times = Times(self.graph, self._device, self._compiler, tuner, self._measure)
         self.variations: list[Variation] = []
         self.plan: Plan | None = None
+        self.finished = False
+        self.groups: list[Proposal] = []
+        self.calls: list[tuple[TunedKernel, int]] = []
 
     def run(self) -> Plan:
         """Tune within the budget and return the best plan; every group and operator was measured."""
@@ -89,13 +98,18 @@ class Session:
         self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
         self._choose()
         part = max(16, (self.budget.trials - self.tuner.trials) // _PARTS)
-        while not self.budget.is_over and self.tuner.trials < self.budget.trials:
+        while not self._is_over and self.tuner.trials < self.budget.trials:
             before = self.tuner.trials
             self.tuner.run(self._slice(part))
             if self.tuner.trials == before:
                 break  # nothing pays any more
             self._choose()
+        self.finished = True
         return self._choose()
+
+    @property
+    def _is_over(self) -> bool:
+        return self.budget.is_over or self.tuner.stopping
 
     def recall(self, *, require_all: bool = False) -> Plan:
         """Return the plan that follows from the records alone.
@@ -115,11 +129,12 @@ class Session:
         plan = self._choose()
         if not require_all:
             return plan
-        missing = [k for k, _ in self._calls(plan) if self.tuner.best(k) is None]
+        missing = [k for k, _ in self.calls if self.tuner.best(k) is None]
         if missing:
             names = "; ".join(" + ".join(kernel.operators) for kernel in missing[:3])
+            were = "kernel of the plan was" if len(missing) == 1 else "kernels of the plan were"
             raise TuningError(
-                f"{len(missing)} kernels were never measured ({names}); tune without require_cached"
+                f"{len(missing)} {were} never measured ({names}); tune first, without require_cached"
             )
         return plan
 
@@ -154,6 +169,7 @@ class Session:
         return [p for variation in self.variations for p in variation.proposals]
 
     def _singles(self) -> list[Proposal]:
+        """Each operator that does work, alone."""
         return [single(operator.name) for operator in self.graph.operators if operator.does_work]
 
     def _measure(self, kernels: Iterable[TunedKernel]) -> None:
@@ -179,15 +195,18 @@ class Session:
         explored = self.times.kernels_of([*self._singles(), *self._explored()])
         for kernel in filter(None, explored):
             kernel.progress.weight += _OTHERS
-        for kernel, calls in self._calls(plan):
+        self.groups = proposals_of(plan, self.graph)
+        self.calls = self._calls()
+        for kernel, calls in self.calls:
             kernel.progress.weight = max(kernel.progress.weight, float(calls))
+        if self.tuner.report is not None:
+            self.tuner.report()
         return plan
 
-    def _calls(self, plan: Plan) -> list[tuple[TunedKernel, int]]:
-        """The kernels that a plan calls, and how often."""
-        groups = proposals_of(plan, self.graph)
-        grouped = {name for group in groups for name in group.operators}
+    def _calls(self) -> list[tuple[TunedKernel, int]]:
+        """The kernels of the plan's groups and of what is in none, and how often each is called."""
+        grouped = {name for group in self.groups for name in group.operators}
         rest = [p for p in self._singles() if p.operators[0] not in grouped]
-        kernels = self.times.kernels_of([*groups, *rest])
+        kernels = self.times.kernels_of([*self.groups, *rest])
         counts = collections.Counter(k.digest for k in kernels if k is not None)
         return [(self.tuner.kernels[digest], n) for digest, n in counts.items()]

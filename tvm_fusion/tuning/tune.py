@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,22 +12,23 @@ from pathlib import Path
 
 from ..compat import Target, tvm
 from ..config import FusionConfig
-from ..errors import TuningError
+from ..errors import DatabaseError, TuningError
 from ..planner.plan import Plan
+from ..schedules.registry import Lookup
 from ..targets import runs_here, with_variant
+from .allocation import TRIALS
 from .builder import Builder
+from .describe import alone, describe
 from .local_runner import LocalRunner
 from .measure import Runner
 from .reference import References
 from .rpc_runner import RpcRunner
 from .session import Session
+from .summary import load_summaries, save_summary
 from .tuned import lookup_in, policy_of
 from .tuner import Budget, Device, Tuner
 from .whole import WholeTimes, time_whole
-from .work_dir import Records, WorkDir, record_arch
-
-#: Trials over all kernels when nobody says how many.
-TRIALS = 1000
+from .work_dir import Place, Records, WorkDir, record_arch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +57,21 @@ class Tuned:
     plan : Plan
         The fastest plan, with measured numbers.
     whole : WholeTimes or None
-        Times of the whole model; None where only a server could have run it.
+        Times of the whole model; None where only a server could have run it, and of a run that was
+        stopped.
     trials : int
         Candidates tried, those of earlier runs included.
     fell_back : bool
         Whether the plan has no groups because the whole model was not faster with them.
+    stopped : bool
+        Whether the run was stopped (``session.tuner.stopping``).
     """
 
     plan: Plan
     whole: WholeTimes | None
     trials: int
     fell_back: bool = False
+    stopped: bool = False
 
 
 def tune_model(
@@ -105,7 +110,8 @@ def tune_model(
     name : str
         Name of the model in the plan.
     report : callable, optional
-        Called with the session after each batch.
+        Called with the session at the start, after each batch and with each new plan. It may set
+        ``session.tuner.stopping``: what is under way is finished, and the best so far returned.
 
     Raises
     ------
@@ -116,21 +122,66 @@ def tune_model(
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, not {trials}")
-    records = WorkDir(work_dir).open(record_arch(target.attrs), policy_of(mod, target))
+    place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(mod, target))
+    if not require_cached:
+        place.create()
+    records = place.records()
     config = config or FusionConfig()
     budget = Budget(trials, 60 * minutes if minutes is not None else float("inf"))
     with _parts(target, remote, require_cached) as (builder, references, runner, device):
         tuner = Tuner(with_variant(target), builder, references, runner, records, device)
         session = Session(mod, target, config, tuner, budget, name)
-        tuner.report = functools.partial(report, session) if report is not None else None
-        plan = session.recall(require_all=True) if require_cached else session.run()
-    if remote is not None or not runs_here(target) or require_cached:
-        return Tuned(plan, None, tuner.trials)
-    lookup = lookup_in([records])
-    whole = time_whole(mod, target, plan, lookup)
+        if require_cached:
+            return _recalled(session, require_all=True)
+        tuner.report = _Watch(session, place, report)
+        tuner.report()
+        plan = session.run()
+    found = _finish(session, plan, mod, None if remote else lookup_in([records]))
+    _save(session, place, found)
+    return found
+
+
+def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | None) -> Tuned:
+    """Time the whole model, where that is possible, and take the faster of fused and not."""
+    trials, stopped = session.tuner.trials, session.tuner.stopping
+    if lookup is None or stopped:
+        return Tuned(plan, None, trials, stopped=stopped)
+    whole = time_whole(mod, session.target, plan, lookup)
     if plan.groups and not whole.fusing_pays:
-        return Tuned(session.without_groups(plan, whole), whole, tuner.trials, fell_back=True)
-    return Tuned(session.with_totals(plan, whole), whole, tuner.trials)
+        return Tuned(session.without_groups(plan, whole), whole, trials, fell_back=True)
+    return Tuned(session.with_totals(plan, whole), whole, trials)
+
+
+class _Watch:
+    """Keeps a summary of each new plan, so that a run that is killed has one, and tells who asked."""
+
+    def __init__(
+        self, session: Session, place: Place, report: Callable[[Session], None] | None
+    ) -> None:
+        self._session, self._place, self._report = session, place, report
+        self._plan: Plan | None = None
+
+    def __call__(self) -> None:
+        if self._session.plan is not self._plan:
+            self._plan = self._session.plan
+            _save(self._session, self._place, None)
+        if self._report is not None:
+            self._report(self._session)
+
+
+def _save(session: Session, place: Place, found: Tuned | None) -> None:
+    """Write the summary; a disk that is full does not end a run."""
+    try:
+        if found is None:
+            save_summary(place.folder, describe(session, "running"))
+            return
+        state = "stopped" if found.stopped else "finished"
+        summary = describe(
+            session, state, plan=found.plan, whole=found.whole, fell_back=found.fell_back
+        )
+        save_summary(place.folder, summary)
+    except DatabaseError as error:
+        session.tuner.disk_problem = str(error)
 
 
 def plan_from_records(
@@ -141,10 +192,26 @@ def plan_from_records(
     config: FusionConfig | None = None,
     name: str = "model",
 ) -> Plan:
-    """Plan a canonical module with the times that are on record, measuring nothing."""
-    tuner = Tuner(with_variant(target), None, None, None, records, device_of(target, None))
+    """Plan a canonical module with the times that are on record, measuring nothing.
+
+    Where this machine's device has none, those of the device with most trials count: a build
+    machine needs no GPU, and servers of a tracker measure for it.
+    """
+    device = recorded_device(records, device_of(target, None))
+    tuner = Tuner(with_variant(target), None, None, None, records, device)
     session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
-    return session.recall()
+    return _recalled(session).plan
+
+
+def _recalled(session: Session, *, require_all: bool = False) -> Tuned:
+    """What the records say; no groups where the last run of this model found it no faster with them."""
+    plan, trials = session.recall(require_all=require_all), session.tuner.trials
+    operators, device = alone(session), session.tuner.device.name
+    for last in load_summaries(session.tuner.records.folder):
+        if plan.groups and last.fell_back and (last.alone, last.device) == (operators, device):
+            whole = WholeTimes(last.tuned_us, last.unfused_us, last.default_us)
+            return Tuned(session.without_groups(plan, whole), None, trials, fell_back=True)
+    return Tuned(plan, None, trials)
 
 
 @contextlib.contextmanager
@@ -180,6 +247,14 @@ def device_of(target: Target, remote: Remote | None) -> Device:
     if not device.exist:
         return Device(str(target.attrs["arch"]))
     return Device(str(device.device_name), _driver())
+
+
+def recorded_device(records: Records, wanted: Device) -> Device:
+    """A device if there are trials of it, else the one of which there are most."""
+    counts = collections.Counter(trial.device for trial in records)
+    if wanted.name in counts or not counts:
+        return wanted
+    return Device(max(sorted(counts), key=counts.__getitem__))
 
 
 def _driver() -> str:

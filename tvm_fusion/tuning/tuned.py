@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ..compat import Target, tirx, tvm
 from ..devices import TF32
+from ..errors import DatabaseError
 from ..schedules.decisions import Decision
 from ..schedules.registry import Lookup
 from .kernels import kernel_digest
@@ -35,7 +37,9 @@ def lookup_in(records: Sequence[TrialSet]) -> Lookup:
     return find
 
 
-def tuned_records(mod: tvm.IRModule, target: Target, work_dir: str | None = None) -> list[TrialSet]:
+def tuned_records(
+    mod: tvm.IRModule, target: Target, work_dir: str | os.PathLike[str] | None = None
+) -> list[TrialSet]:
     """Records for a model: those of a work dir, then those that ship with the package.
 
     Raises
@@ -46,7 +50,14 @@ def tuned_records(mod: tvm.IRModule, target: Target, work_dir: str | None = None
     arch = record_arch(target.attrs)
     found: list[TrialSet] = []
     if work_dir is not None:
-        found.append(WorkDir(work_dir).open(arch, policy_of(mod, target)))
+        dtypes = policy_of(mod, target)
+        own = WorkDir(work_dir).place(arch, dtypes).records()
+        if not len(own):
+            raise DatabaseError(
+                f"work dir {work_dir} holds no records of {arch} and {dtypes} for this version of "
+                "TVM; tvm-fusion tune --work-dir makes them"
+            )
+        found.append(own)
     # Those are of exact products: the fastest of a float32 product is none on tensor cores.
     return found if TF32 in target.keys else [*found, shipped_trials(arch, tvm.__version__)]
 

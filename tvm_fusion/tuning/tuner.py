@@ -161,6 +161,10 @@ class Tuner:
         self.records, self.device = records, device
         #: A problem with the disk, if any: what is measured stays in memory.
         self.disk_problem = ""
+        #: Whether to begin nothing new; may be set at any moment, by a signal handler too.
+        self.stopping = False
+        #: Candidates that this object tried; `trials` counts those of earlier runs too.
+        self.new_trials = 0
         self._target, self.batch = target, batch
         self._builder, self._references, self._runner = builder, references, runner
         self.report = report
@@ -235,7 +239,7 @@ class Tuner:
         for start in range(0, len(new), self.batch):
             left = budget.trials - self.trials
             some = new[start : start + self.batch][: max(0, left)]
-            if not some or budget.is_over:
+            if not some or budget.is_over or self.stopping:
                 return
             work = [(kernel, kernel.waiting[:1]) for kernel in some]
             self._measure(work, self._build(work))
@@ -243,7 +247,7 @@ class Tuner:
     def _next(self, budget: Budget, under_way: _Work) -> _Work:
         """What to build next; empty when the budget is spent or nothing pays."""
         left = budget.trials - self.trials - sum(len(c) for _, c in under_way)
-        if left <= 0 or budget.is_over:
+        if left <= 0 or budget.is_over or self.stopping:
             return []
         kernels = [k for k in self.kernels.values() if k.progress.weight and not k.problem]
         busy = [i for i, k in enumerate(kernels) if any(k is other for other, _ in under_way)]
@@ -307,6 +311,7 @@ class Tuner:
                 result = RunResult(found.verdict, (), found.message)
             if result is not None:
                 results.append((candidate, result))
+                self.new_trials += 1
                 self._keep(kernel, candidate, found, result)
         self._learn(kernel, results)
 

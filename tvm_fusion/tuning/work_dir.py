@@ -195,6 +195,11 @@ class Records(TrialSet):
         self._warned = False
         self.refresh()
 
+    @property
+    def folder(self) -> Path:
+        """Where the file is."""
+        return self._journal.path.parent
+
     def add(self, *trials: Trial) -> None:
         """Keep trials in memory and on the disk; those already known are left out.
 

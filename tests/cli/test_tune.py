@@ -1,0 +1,306 @@
+"""``tvm-fusion tune``: once with real kernels, else with a compiler and a clock that are not there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+
+from tvm_fusion.cli import live, main
+from tvm_fusion.planner import Plan
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_parts
+from tvm_fusion.tuning import tune as tune_module
+from tvm_fusion.tuning.allocation import TRIALS
+from tvm_fusion.tuning.whole import WholeTimes
+from tvm_fusion.tuning.work_dir import WorkDir
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A file with relu(x · w + b)."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((32, 64), dtype="float32"), "w")
+    bias = numpy_helper.from_array(rng.standard_normal((64,), dtype="float32"), "b")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Add", ["p", "b"], ["s"], "bias"),
+        helper.make_node("Relu", ["s"], ["y"], "relu"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "tiny", [value("x", TensorProto.FLOAT, ["N", 32])],
+        [value("y", TensorProto.FLOAT, ["N", 64])], [weight, bias],
+    )  # fmt: skip
+    file = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), file)
+    return str(file)
+
+
+SHAPE = ["--shape", "x=16,32"]
+
+
+def time_of(kernel, template, decision):
+    """10 µs a kernel, however much it does, and some noise."""
+    return 10 + zlib.crc32(repr((kernel, sorted(decision.items()))).encode()) / 2**32
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Tuning with stand-ins; returns the runner."""
+    runner = FakeRunner(time_of)
+    monkeypatch.setattr(tune_module, "_parts", fake_parts(FakeBuilder(), runner))
+    whole = WholeTimes(20.0, 60.0, None)
+    monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: whole)
+    return runner
+
+
+def lines_of(folder: Path) -> list[str]:
+    """The trials on record."""
+    return next(folder.glob("*/trials.jsonl")).read_text().splitlines()
+
+
+def error_line(arguments: list[str], capsys) -> str:
+    """Run a command that must fail with exit code 2 and one line."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == "" and line.startswith("tvm-fusion: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def tuned(model, tmp_path_factory):
+    """The model tuned for real: its folder, and what was written to stdout and stderr."""
+    folder = tmp_path_factory.mktemp("tuned")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(
+            ["tune", model, *SHAPE, "--work-dir", str(folder / "work"), "--trials", "9",
+             "-o", str(folder / "plan.json"), "--html", str(folder / "tuning.html")]
+        )  # fmt: skip
+    assert code == 0, err.getvalue()
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_a_model_is_tuned(tuned, model) -> None:
+    folder, out, err = tuned
+    plan = Plan.from_json((folder / "plan.json").read_text())
+    assert plan.model == "tiny" and plan.totals.measured_us_after > 0
+    count = len(lines_of(folder / "work"))
+    assert f"tiny: tuned: {count} trials of 9, {len(plan.groups)} group" in out
+    assert "3 kernel launches unfused" in out and "whole model, µs: tuned" in out
+    assert "Fusion depth against latency" in (folder / "tuning.html").read_text()
+    # Not a terminal: a plain log, the last line with all trials.
+    assert "\x1b" not in err
+    first, *_, last = err.splitlines()
+    assert (
+        f"of 9 trials, {len(WorkDir(folder / 'work').places()[0].records().kernels())} kernels"
+        in first
+    )
+    assert f" {count} of 9 trials" in last and "plan of the moment" in last
+
+
+def test_what_was_tuned_compiles_and_runs(tuned, model, tmp_path, capsys) -> None:
+    folder, out, _ = tuned
+    (command,) = [line for line in out.splitlines() if line.startswith("compile it: ")]
+    words = command.removeprefix("compile it: tvm-fusion ").split()
+    library = str(tmp_path / "tiny.so")
+    assert words[-2:] == ["-o", "tiny.so"] and "--plan" in words
+    assert main([*words[:-1], library]) == 0
+    assert main(["run", library]) == 0
+    assert main(["compile", model, *SHAPE, "--work-dir", str(folder / "work"), "-o", library]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_bench_times_what_was_tuned(tuned, model, capsys) -> None:
+    assert main(["bench", model, *SHAPE, "--work-dir", str(tuned[0] / "work")]) == 0
+    assert "ratio" in capsys.readouterr().out
+
+
+def test_a_page_later(tuned, tmp_path, capsys) -> None:
+    page = tmp_path / "later.html"
+    assert main(["db", "report", str(tuned[0] / "work"), "-o", str(page)]) == 0
+    assert page.read_text() == (tuned[0] / "tuning.html").read_text()
+    capsys.readouterr()
+    line = error_line(
+        ["db", "report", str(tuned[0] / "work"), "--model", "x", "-o", str(page)], capsys
+    )
+    assert "no run of a model 'x' is on record there" in line
+
+
+def test_ctrl_c_ends_with_the_best_so_far(model, tmp_path) -> None:
+    """A child that is interrupted while it measures: exit code 130, a plan, and nothing is lost."""
+    work, plan = tmp_path / "work", tmp_path / "plan.json"
+    command = [
+        sys.executable,
+        "-m",
+        "tvm_fusion.cli",
+        "tune",
+        model,
+        *SHAPE,
+        "--work-dir",
+        str(work),
+    ]
+    child = subprocess.Popen(
+        [*command, "--trials", "2000", "-o", str(plan)], text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_default_interrupt,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while not any(f.stat().st_size for f in work.glob("*/trials.jsonl")):
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=300)
+    finally:
+        child.kill()
+    assert child.returncode == 130, err
+    assert "Traceback" not in err and "Ctrl-C again stops at once" in err
+    assert "stopped, the best so far" in out and "go on: the same command again" in out
+    assert Plan.from_json(plan.read_text()).operators == 3
+    lines = lines_of(work)
+    assert f"{len(lines)} trials of 2000" in out
+    assert all(json.loads(line)["verdict"] for line in lines)
+
+
+def _default_interrupt() -> None:
+    """A test runner that is a background job passes its ignoring of SIGINT on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_second_run_goes_on(model, tmp_path, faked, capsys) -> None:
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path)]
+    assert main([*arguments, "--trials", "8"]) == 0
+    first = lines_of(tmp_path)
+    assert len(first) == 8 == len(faked.ran)
+    assert main([*arguments, "--trials", "8"]) == 0
+    assert lines_of(tmp_path) == first and len(faked.ran) == 8
+    assert main([*arguments, "--trials", "12"]) == 0
+    assert lines_of(tmp_path)[:8] == first and len(lines_of(tmp_path)) == 12
+    assert len(set(faked.ran)) == len(faked.ran) == 12
+    out = capsys.readouterr().out
+    assert "tuned: 12 trials of 12" in out and "TVM's default does not compile" in out
+
+
+def test_require_cached(model, tmp_path, faked, capsys) -> None:
+    work = tmp_path / "work"
+    cached = ["tune", model, *SHAPE, "--work-dir", str(work), "--require-cached"]
+    line = error_line(cached, capsys)
+    assert "never measured (matmul + add + relu)" in line and "without require_cached" in line
+    assert not work.exists()
+    assert main(["tune", model, *SHAPE, "--work-dir", str(work), "--trials", "8"]) == 0
+    ran, page = len(faked.ran), tmp_path / "page.html"
+    assert main([*cached, "-o", str(tmp_path / "plan.html"), "--html", str(page)]) == 0
+    assert "8 trials on record" in capsys.readouterr().out and len(faked.ran) == ran
+    assert "<svg" in (tmp_path / "plan.html").read_text() and "8 trials of 8" in page.read_text()
+    # Another shape has other kernels.
+    other = [*cached[:2], "--shape", "x=24,32", *cached[4:]]
+    assert "never measured" in error_line(other, capsys)
+
+
+def test_a_second_ctrl_c_leaves_the_plan_of_the_moment(model, tmp_path, faked, capsys) -> None:
+    faked.stop = 14
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "40"]
+    assert main([*arguments, "-o", str(tmp_path / "plan.json")]) == 130
+    assert "stopped, the best so far" in capsys.readouterr().out
+    assert Plan.from_json((tmp_path / "plan.json").read_text()).groups
+    # Before there is a plan there is nothing to leave.
+    faked.stop = 0
+    arguments[arguments.index(str(tmp_path))] = str(tmp_path / "other")
+    assert main(arguments) == 130
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1:] == ["tvm-fusion: interrupted"], captured
+
+
+def test_a_job_that_ignores_ctrl_c_goes_on_doing_so() -> None:
+    display = live.TuningDisplay(Console(file=io.StringIO()))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with display.shown():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with display.shown():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_shows_a_table(model, tmp_path, faked) -> None:
+    """The display on a terminal: a table with the kernels, the plan, and the final note."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=110, height=40, color_system=None)
+    display = live.TuningDisplay(console)
+    from tvm_fusion.api import resolve
+    from tvm_fusion.frontend import load
+
+    target, module = resolve(load(model, shape={"x": (16, 32)}), "llvm")
+    with display.shown():
+        tune_module.tune_model(module, target, tmp_path, trials=8, report=display)
+    text = screen.getvalue()
+    assert "untuned µs" in text and "matmul + add + relu" in text
+    assert "8 of 8 trials" in text and "timing the whole model" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing option '--work-dir'"),
+        (["--work-dir", "W", "--trials", "0"], "'--trials'"),
+        (["--work-dir", "W", "--trials", "many"], "'--trials'"),
+        (["--work-dir", "W", "--minutes", "0"], "--minutes must be above 0, not 0"),
+        (["--work-dir", "W", "--minutes", "nan"], "--minutes must be above 0, not nan"),
+        (["--work-dir", "W", "--runner", "moon"], "'--runner'"),
+        (["--work-dir", "W", "--key", "k"], "--key goes with --rpc HOST:PORT"),
+        (["--work-dir", "W", "--rpc", "h:1"], "--rpc needs --key"),
+        (["--work-dir", "W", "--rpc", "h", "--key", "k"], "'h' is not of the form HOST:PORT"),
+        (["--work-dir", "W", "--rpc", "h:x", "--key", "k"], "is not of the form HOST:PORT"),
+        (["--work-dir", "W", "--rpc", "h:70000", "--key", "k"], "is not of the form HOST:PORT"),
+        (["--work-dir", "W", "--rpc", "h:1", "--key", "k", "--runner", "local"], "exclude each other"),
+        (["--work-dir", "W", "--target", "tpu"], "unknown target 'tpu'"),
+        (["--work-dir", "W", "-o", "none/plan.json"], "No such folder"),
+        (["--work-dir", "W", "-o", "x", "--html", "x"], "name the same file"),
+        (["--work-dir", __file__], "is a file; name a folder"),
+        (["--work-dir", "W", "--max-depth", "0"], "--max-depth"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments, message, model, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error_line(["tune", model, *SHAPE, *arguments], capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_is_not_there(model, tmp_path, capsys) -> None:
+    work = str(tmp_path / "work")
+    line = error_line(["tune", model, *SHAPE, "--work-dir", work, "--target", "cuda:sm_70"], capsys)
+    assert "no device for cuda" in line and "--rpc HOST:PORT --key KEY" in line
+    line = error_line(
+        ["tune", model, *SHAPE, "--work-dir", work, "--rpc", "localhost:1", "--key", "k"], capsys
+    )
+    assert "no RPC tracker at localhost:1" in line
+
+
+def test_a_work_dir_without_records_is_an_error(model, tmp_path, capsys) -> None:
+    for command in (["compile", "-o", str(tmp_path / "x.so")], ["bench"]):
+        work = ["--work-dir", str(tmp_path / "none")]
+        line = error_line([command[0], model, *SHAPE, *command[1:], *work], capsys)
+        assert "holds no records of" in line and "tvm-fusion tune --work-dir makes them" in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_number_of_trials_in_the_help(capsys) -> None:
+    assert main(["tune", "--help"]) == 0
+    assert f"[default: {TRIALS}]" in " ".join(capsys.readouterr().out.split())

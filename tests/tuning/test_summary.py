@@ -1,0 +1,159 @@
+"""What is kept of a run beside its trials, and what people are shown of it, with a clock that is not there."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+
+import pytest
+
+from tvm_fusion.errors import DatabaseError, TuningError
+from tvm_fusion.frontend.canonical import canonicalize
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.modules import ModuleBuilder
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_parts
+from tvm_fusion.tuning import tune as tune_module
+from tvm_fusion.tuning.overview import overview
+from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
+from tvm_fusion.tuning.tune import Device, plan_from_records, recorded_device, tune_model
+from tvm_fusion.tuning.whole import WholeTimes
+from tvm_fusion.tuning.work_dir import WorkDir
+
+TARGET = parse_target("llvm")
+
+
+def module():
+    """Two equal convolutions in turn, each with ReLU, then a shape of its own."""
+    b = ModuleBuilder()
+    x = b.input("image", (1, 8, 12, 12))
+    for number in range(2):
+        x = b.relu(f"r{number}", b.conv(f"c{number}", x, 8))
+    return canonicalize(b.finish(b.relu("last", b.conv("head", x, 4, 1))))
+
+
+def time_of(kernel, template, decision):
+    """10 µs a kernel, however much it does, and some noise."""
+    return 10 + zlib.crc32(repr((kernel, sorted(decision.items()))).encode()) / 2**32
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Tuning with stand-ins; returns the runner. The whole model takes what the test says."""
+    runner = FakeRunner(time_of)
+    runner.whole = WholeTimes(20.0, 60.0, 40.0)
+    monkeypatch.setattr(tune_module, "_parts", fake_parts(FakeBuilder(), runner))
+    monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: runner.whole)
+    return runner
+
+
+def test_a_run_leaves_a_summary(tmp_path, faked):
+    states = []
+    found = tune_model(
+        module(), TARGET, tmp_path, trials=30, name="net/1",
+        report=lambda session: states.append(overview(session, 2.0)),
+    )  # fmt: skip
+    (place,) = WorkDir(tmp_path).places()
+    (summary,) = load_summaries(place.folder)
+    assert summary.model == "net/1" and summary.state == "finished"
+    assert summary.trials == found.trials <= 30 and summary.device == "a device"
+    assert (summary.tuned_us, summary.unfused_us, summary.default_us) == (20.0, 60.0, 40.0)
+    kernels = {k.kernel: k for k in summary.kernels}
+    assert set(kernels) == set(place.records().kernels())
+    assert sum(k.calls for k in summary.kernels) == found.plan.totals.launches_after
+    for chain in summary.chains:
+        assert chain.rows[0].least == 1 and not chain.rows[0].failed
+        assert {k for row in chain.rows for k in row.kernels} <= set(kernels)
+        assert sum(row.chosen for row in chain.rows) == 1
+        bytes_ = [row.nbytes for row in chain.rows]
+        assert bytes_ == sorted(bytes_, reverse=True)
+    # What the table shows, from first to last.
+    assert states[0].kernels == () and math.isinf(states[0].model_us)
+    assert [s.trials for s in states] == sorted(s.trials for s in states)
+    last = states[-1]
+    assert last.groups == len(found.plan.groups) > 0
+    assert math.isclose(last.model_us, sum(k.calls * k.best_us for k in last.kernels if k.calls))
+    assert last.model_us < last.unfused_us
+    costs = [k.cost_us for k in last.kernels]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_equal_operators_are_measured_once(tmp_path, faked):
+    found = tune_model(module(), TARGET, tmp_path, trials=1)
+    assert len(faked.ran) == len(set(faked.ran)) == found.trials
+
+
+def test_a_run_that_is_told_to_stop_ends_with_the_best_so_far(tmp_path, faked):
+    def stop(session):
+        session.tuner.stopping = session.tuner.new_trials > 0
+
+    found = tune_model(module(), TARGET, tmp_path, trials=500, report=stop)
+    assert found.stopped and found.whole is None and 0 < found.trials < 100
+    (place,) = WorkDir(tmp_path).places()
+    (summary,) = load_summaries(place.folder)
+    assert summary.state == "stopped" and summary.tuned_us is None
+    ran = len(faked.ran)
+    again = tune_model(module(), TARGET, tmp_path, trials=found.trials)
+    assert not again.stopped and len(faked.ran) == ran
+
+
+def test_a_killed_run_has_a_summary_of_its_last_plan(tmp_path, faked):
+    def die(session):
+        if session.plan is not None and session.tuner.new_trials > 20:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        tune_model(module(), TARGET, tmp_path, trials=100, report=die)
+    (place,) = WorkDir(tmp_path).places()
+    assert [s.state for s in load_summaries(place.folder)] == ["running"]
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_groups_that_did_not_pay_stay_out_later_too(tmp_path, faked, slower):
+    faked.whole = WholeTimes(70.0 if slower else 50.0, 60.0)
+    found = tune_model(module(), TARGET, tmp_path, trials=30)
+    assert found.fell_back is slower and bool(found.plan.groups) is not slower
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    plan = plan_from_records(module(), TARGET, records)
+    assert bool(plan.groups) is not slower
+    cached = tune_model(module(), TARGET, tmp_path, require_cached=True)
+    assert cached.fell_back is slower and len(cached.plan.groups) == len(plan.groups)
+    # Another model of the same kernels is not concerned.
+    b = ModuleBuilder()
+    x = b.input("image", (1, 8, 12, 12))
+    other = canonicalize(b.finish(b.relu("r", b.conv("c", x, 8))))
+    assert plan_from_records(other, TARGET, records).groups
+
+
+def test_times_of_another_device_are_better_than_none(tmp_path, faked):
+    tune_model(module(), TARGET, tmp_path, trials=20)
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    assert recorded_device(records, Device("elsewhere")).name == "a device"
+    assert recorded_device(records, Device("a device", "2")) == Device("a device", "2")
+    empty = WorkDir(tmp_path / "none").open("x86_64", "float32")
+    assert recorded_device(empty, Device("elsewhere")).name == "elsewhere"
+
+
+def test_require_cached_makes_no_folder(tmp_path, faked):
+    with pytest.raises(TuningError, match=r"never measured .*; tune first"):
+        tune_model(module(), TARGET, tmp_path / "none", require_cached=True)
+    assert not (tmp_path / "none").exists() and not faked.ran
+
+
+def test_summaries_survive_json_and_damage(tmp_path, recwarn):
+    summary = Summary("m", "llvm", "float32", "cpu", "", 3, 9, "stopped", (4, 2), 1)
+    assert Summary.from_json(summary.to_json()) == summary
+    save_summary(tmp_path, summary)
+    assert load_summaries(tmp_path) == [summary] and not recwarn.list
+    newer = json.dumps({**json.loads(summary.to_json()), "schema": 2})
+    for number, text in enumerate(["", "[]", '{"schema":1}', newer, "{" * 9999]):
+        (tmp_path / "models" / f"{number}.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"4\.json is damaged or of another release"):
+        assert load_summaries(tmp_path) == [summary]
+
+
+def test_a_summary_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "models").write_text("a file")
+    summary = Summary("m", "llvm", "float32", "cpu", "", 3, 9, "stopped", (4, 2), 1)
+    with pytest.raises(DatabaseError, match="cannot write"):
+        save_summary(tmp_path, summary)

@@ -1,0 +1,221 @@
+"""``tvm-fusion tune``: measure kernels and how deep to fuse, on this machine or on others."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ..tuning.allocation import TRIALS
+from .command import ModelOptions, check_output, option, stage
+from .plan import format_of, plan_text
+
+if TYPE_CHECKING:
+    from ..compat import Target, tvm
+    from ..tuning.tune import Remote, Tuned
+    from .live import TuningDisplay
+
+#: Exit code of a run that Ctrl-C ended, as of a shell's.
+INTERRUPTED = 130
+
+
+def tune_model(
+    options: ModelOptions,
+    work_dir: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Where every trial is kept; a run that was stopped goes on there."
+        ),
+    ],
+    trials: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Trials over all kernels; those of earlier runs count."
+        ),
+    ] = TRIALS,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="When to stop at the latest (default: no limit)."),
+    ] = None,
+    runner: Annotated[
+        Literal["local"] | None,
+        typer.Option(help="Measure on this machine, which is the default without --rpc."),
+    ] = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Measure on the servers of this TVM RPC tracker."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of the servers at the tracker.")
+    ] = None,
+    require_cached: Annotated[
+        bool,
+        typer.Option(
+            "--require-cached", help="Measure nothing; fail if something would have to be."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the plan to this file (*.json, *.html, else text)."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page about the run to this file."),
+    ] = None,
+) -> int:
+    """Find the fastest kernels of a model, and how deep to fuse, by measuring.
+
+    Examples
+    --------
+    tvm-fusion tune resnet50.onnx --work-dir tuned --target cuda --dtype float16
+    tvm-fusion tune resnet50.onnx --work-dir tuned --minutes 10 -o plan.json --html tuning.html
+    tvm-fusion tune resnet50.onnx --work-dir tuned --target cuda:sm_90a --rpc tracker:9190 --key h200
+    """
+    remote = _remote(rpc, key, runner)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"--minutes must be above 0, not {minutes:g}")
+    _check_files(options.model, work_dir, output, html)
+    from ..api import resolve
+
+    config, target = options.config(), options.parsed_target()
+    target, module = resolve(options.load(), target, config)
+    found = _tune(
+        module, target, work_dir, config=config, trials=trials, minutes=minutes, remote=remote,
+        require_cached=require_cached, name=options.name,
+    )  # fmt: skip
+    print(_summary(options.name, found, trials, require_cached))
+    if output is not None:
+        output.write_text(plan_text(found.plan, module, format_of(output)) + "\n", encoding="utf-8")
+        print(f"wrote {output}")
+    if html is not None:
+        _write_page(html, work_dir, module, target, options.name)
+        print(f"wrote {html}")
+    print(_next_steps(options, work_dir, output, found))
+    return INTERRUPTED if found.stopped else 0
+
+
+def _remote(rpc: str | None, key: str | None, runner: str | None) -> Remote | None:
+    """Where to measure, from three options."""
+    if rpc is None:
+        if key is not None:
+            raise ValueError("--key goes with --rpc HOST:PORT, which is missing")
+        return None
+    if runner is not None:
+        raise ValueError("--rpc and --runner local exclude each other; leave one out")
+    if key is None:
+        raise ValueError("--rpc needs --key KEY, the key of the servers at the tracker")
+    host, _, port = rpc.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"--rpc {rpc!r} is not of the form HOST:PORT, as tracker:9190")
+    from ..tuning.tune import Remote
+
+    return Remote(host.strip("[]"), int(port), key)
+
+
+def _check_files(model: Path, work_dir: Path, output: Path | None, html: Path | None) -> None:
+    """Refuse files that cannot be written, before any work is done."""
+    for file in (output, html):
+        if file is not None:
+            check_output(file, model)
+    if output is not None and html is not None and output.absolute() == html.absolute():
+        raise ValueError("--output and --html name the same file; give them two names")
+    if work_dir.exists() and not work_dir.is_dir():
+        raise ValueError(f"--work-dir {work_dir} is a file; name a folder")
+
+
+def _tune(module: tvm.IRModule, target: Target, work_dir: Path, **settings: object) -> Tuned:
+    """Tune with a display; the second Ctrl-C leaves the plan of the moment."""
+    from rich.console import Console
+
+    from ..tuning.tune import Tuned, tune_model
+    from .live import TuningDisplay
+
+    if settings["require_cached"]:
+        with stage("choosing from the records"):
+            return tune_model(module, target, work_dir, **settings)
+    display = TuningDisplay(Console(stderr=True))
+    try:
+        with display.shown():
+            found = tune_model(module, target, work_dir, report=display, **settings)
+    except KeyboardInterrupt:
+        session = display.session
+        if session is None or session.plan is None:
+            raise
+        found = Tuned(session.plan, None, session.tuner.trials, stopped=True)
+    display.log()
+    _warn_of_disk(display)
+    return found
+
+
+def _warn_of_disk(display: TuningDisplay) -> None:
+    problem = display.session.tuner.disk_problem if display.session is not None else ""
+    if problem:
+        print(f"tvm-fusion: warning: not everything could be kept: {problem}", file=sys.stderr)
+
+
+def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
+    """What came of it, in one to three lines."""
+    from ..report.tuning_text import gain_text, time_text
+
+    t, whole = found.plan.totals, found.whole
+    groups = len(found.plan.groups)
+    how = "on record" if cached else f"of {trials}"
+    state = "stopped, the best so far" if found.stopped else "tuned"
+    lines = [
+        f"{name}: {state}: {found.trials} trials {how}, {groups} group{'s' * (groups != 1)}, "
+        f"{t.launches_before} kernel launches unfused, {t.launches_after} fused"
+    ]
+    if whole is not None:
+        tuned = whole.unfused_us if found.fell_back else whole.tuned_us
+        default = "does not compile" if whole.default_us is None else time_text(whole.default_us)
+        gains = [gain_text(whole.unfused_us, tuned), gain_text(whole.default_us, tuned)]
+        against = ["unfused", "TVM's default"]
+        told = [f"{gain} against {what}" for gain, what in zip(gains, against, strict=True) if gain]
+        lines.append(
+            f"whole model, µs: tuned {time_text(tuned)}, unfused {time_text(whole.unfused_us)}, "
+            f"TVM's default {default}" + (f" ({', '.join(told)})" if told else "")
+        )
+    if found.fell_back:
+        lines.append("the groups did not make the whole model faster, so the plan has none")
+    return "\n".join(lines)
+
+
+def _write_page(
+    file: Path, work_dir: Path, module: tvm.IRModule, target: Target, name: str
+) -> None:
+    from ..report import render_tuning
+    from ..tuning.tuned import policy_of
+    from ..tuning.work_dir import WorkDir, record_arch
+
+    place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(module, target))
+    file.write_text(render_tuning([place], model=name) + "\n", encoding="utf-8")
+
+
+def _next_steps(options: ModelOptions, work_dir: Path, output: Path | None, found: Tuned) -> str:
+    """Commands that go on from here."""
+    words = ["tvm-fusion", "compile", str(options.model), "--work-dir", str(work_dir)]
+    if output is not None and format_of(output) == "json":
+        words += ["--plan", str(output)]  # it holds what options of planning said
+    else:
+        words += _given(options)
+    words += [] if options.target == "llvm" else ["--target", options.target]
+    words += [] if options.dtype is None else ["--dtype", options.dtype]
+    words += [word for shape in options.shape or [] for word in ("--shape", shape)]
+    lines = [f"compile it: {shlex.join([*words, '-o', f'{options.name}.so'])}"]
+    if found.stopped:
+        lines.insert(0, "go on: the same command again; trials on record are not repeated")
+    return "\n".join(lines)
+
+
+def _given(options: ModelOptions) -> list[str]:
+    """The options of planning that the user gave, as words of a command line."""
+    words = []
+    for name, value in options.given().items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [option(name), str(one)]
+    return words
