@@ -163,7 +163,7 @@ def make_row(
         found = {c: median_of(r, clock) for c, r in rounds.items()}
         found = {c: us for c, us in found.items() if us is not None}
         experts = {c: us for c, us in found.items() if CONTENDERS[c].kind == "expert"}
-        row[f"{prefix}ours_us"] = found.get("ours")
+        row[f"{prefix}ours_us"] = found.get("ours_tuned", found.get("ours"))
         row[f"{prefix}untuned_us"] = found.get("ours")
         row[f"{prefix}unfused_us"] = found.get("unfused")
         row[f"{prefix}peers"] = {c: us for c, us in found.items() if CONTENDERS[c].kind == "peer"}
@@ -174,7 +174,8 @@ def make_row(
     row["replay"] = {c: us for c, us in replays.items() if us is not None}
     row["floor_us"] = floor_of(name, dtype, results)
     row["errors"] = {c: a["error"] for c, a in about.items() if "error" in a}
-    row["error"] = row["errors"].get("ours", {}).get("l2")
+    best = "ours_tuned" if "ours_tuned" in row["errors"] else "ours"
+    row["error"] = row["errors"].get(best, {}).get("l2")
     row["missing"] = dict(missing)
     row["spread"] = {c: spread_of(r) for c, r in rounds.items()}
     row["contenders"] = sorted({*rounds, *missing})

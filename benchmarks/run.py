@@ -63,6 +63,11 @@ def parser() -> argparse.ArgumentParser:
         help="add tvm_tuned: meta-schedule trials per row",
     )
     p.add_argument(
+        "--tuned",
+        type=Path,
+        help="work dir of tune_rows.py or tvm-fusion tune: add ours_tuned and ours_tuned_deepest",
+    )
+    p.add_argument(
         "--retry", action="store_true", help="measure rows again in which a contender is missing"
     )
     p.add_argument("--commit", help="the measured commit, where there is no git")
@@ -128,6 +133,8 @@ def chosen_contenders(args: argparse.Namespace, device: str) -> list[str]:
         wanted = {n for n, c in CONTENDERS.items() if c.default and (c.cpu or device == "cuda")}
     if args.stock_tvm_trials:
         wanted.add("tvm_tuned")
+    if args.tuned:
+        wanted |= {"ours_tuned", "ours_tuned_deepest"}
     dropped = set(filter(None, args.without.split(",")))
     unknown = (wanted | dropped) - set(CONTENDERS)
     if unknown:
@@ -221,7 +228,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work.mkdir(parents=True, exist_ok=True)
         settings = {
             "work": str(work), "device": device, "cache": str((args.cache or work / "cache").resolve()),
-            "options": {"stock_tvm_trials": args.stock_tvm_trials},
+            "options": {
+                "stock_tvm_trials": args.stock_tvm_trials,
+                "tuned": str(args.tuned.resolve()) if args.tuned else None,
+            },
         }  # fmt: skip
         if args.build:
             settings |= {"device": "cuda", "options": {"target": args.target}}

@@ -78,6 +78,22 @@ CONTENDERS: dict[str, Contender] = {
             default=False,
         ),
         Contender("ours", "ours", "Ours", {"fused": True}, kind="ours", shards=2, cpu=True),
+        *(
+            Contender(
+                name,
+                "ours",
+                "Ours",
+                {"fused": True, "tuned": depth},
+                kind=kind,
+                shards=2,
+                cpu=True,
+                default=False,
+            )
+            for name, depth, kind in (
+                ("ours_tuned", "depth", "ours"),
+                ("ours_tuned_deepest", "deepest", "extra"),
+            )
+        ),
     )
 }
 

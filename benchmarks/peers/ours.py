@@ -94,12 +94,35 @@ def target_of(context: Context) -> str:
 
 
 class Ours(Peer):
-    """``tvm_fusion.compile`` without tuning, fused (by all strategies, or some) or not."""
+    """``tvm_fusion.compile``, fused (by all strategies, or some) or not.
 
-    def __init__(self, context: Context, fused: bool, strategies: Sequence[str] = ()) -> None:
+    Parameters
+    ----------
+    context : Context
+        Where it runs; its option ``tuned`` is a work dir of ``tvm-fusion tune``.
+    fused : bool
+        Whether to fuse. The unfused side takes tuned kernels, too, where there are any.
+    strategies : sequence of str
+        Some instead of all.
+    tuned : {"", "depth", "deepest"}
+        Whether to take tuned kernels, and then whether the depth follows the measured times, or is what
+        would be planned without them.
+    """
+
+    def __init__(
+        self, context: Context, fused: bool, strategies: Sequence[str] = (), tuned: str = ""
+    ) -> None:
         super().__init__(context)
-        self.fused, self.strategies = fused, tuple(strategies)
-        self.side = "-".join(["fused" if fused else "unfused", *self.strategies])
+        self.fused, self.strategies, self.tuned = fused, tuple(strategies), tuned
+        self.work_dir = context.options.get("tuned") if tuned or not fused else None
+        if tuned and not self.work_dir:
+            raise LookupError("not asked for: give --tuned")
+        parts = [
+            "fused" if fused else "unfused",
+            *self.strategies,
+            tuned or bool(self.work_dir) * "tuned",
+        ]
+        self.side = "-".join(filter(None, parts))
 
     def versions(self) -> dict[str, str]:
         return {**versions(), "tvm_fusion": tf.__version__, "sources": sources_digest()}
@@ -126,10 +149,13 @@ class Ours(Peer):
             if self.fused:
                 # The benchmark compares with float64 itself.
                 config = tf.FusionConfig(strategies=self.strategies or STRATEGIES)
-                model = tf.compile(module, target, config=config, verify=False)
+                plan = tf.plan(module, target, config) if self.tuned == "deepest" else None
+                config = None if plan is not None else config
             else:
-                plan = unfused_plan(tf.plan(module, target))
-                model = tf.compile(module, target, plan=plan, verify=False)
+                plan, config = unfused_plan(tf.plan(module, target)), None
+            model = tf.compile(
+                module, target, plan=plan, config=config, verify=False, work_dir=self.work_dir
+            )
         model.export(path)
         totals = dataclasses.asdict(model.plan.totals)
         after = "after" if self.fused else "before"

@@ -56,6 +56,14 @@ def test_a_row_of_the_file(found: dict[str, Any]) -> None:
     assert row["about"]["ours"]["kernels"] == ["k"]
 
 
+def test_tuned_counts_as_ours(found: dict[str, Any]) -> None:
+    about = {"ours": {"error": {"l2": 3e-4}}, "ours_tuned": {"error": {"l2": 2e-4}}}
+    rounds = {"ours": times(10.0), "ours_tuned": times(8.0), "ours_tuned_deepest": times(9.0)}
+    row = results_file.make_row(("convsum4", "float16"), rounds, about, {}, found)
+    assert (row["ours_us"], row["untuned_us"], row["error"]) == (8.0, 10.0, 2e-4)
+    assert row["extra"] == {"ours_tuned_deepest": 9.0}
+
+
 def test_a_row_without_a_time_keeps_the_error(found: dict[str, Any]) -> None:
     row = next(r for r in found["rows"] if r["name"] == "cbr1")
     assert row["ours_us"] is None and row["errors"]["ours"]["l2"] == 3e-4
