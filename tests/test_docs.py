@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import shlex
 import subprocess
@@ -16,9 +17,11 @@ from tvm_fusion.schedules.cuda import TEMPLATES
 from tvm_fusion import config
 from tvm_fusion.cli.app import app
 from tvm_fusion.cli.command import ModelOptions, option
+from tvm_fusion.cli.tune import tune_model
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import plan as schema
 from tvm_fusion.strategies.base import OPTIONS
+from tvm_fusion.tuning.allocation import TRIALS
 from tvm_fusion.tuning.trials import SCHEMA as TRIAL_SCHEMA
 from tvm_fusion.tuning.trials import Trial
 
@@ -103,6 +106,14 @@ def test_files_named_in_the_docs_exist() -> None:
             assert any((folder / name).exists() for folder in folders), f"{file.name}: {name}"
 
 
+def test_options_of_tune() -> None:
+    section = page("cli.md").split("## `tune`\n")[1].split("\n## ")[0]
+    own = set(inspect.signature(tune_model).parameters) - {"options"}
+    assert {name.split()[0] for name in documented(section)} == {*map(option, own), "-o"}
+    (trials,) = [cells for cells in rows(section) if "--trials" in cells[0]]
+    assert trials[-1] == str(TRIALS)
+
+
 def test_model_options() -> None:
     section = page("cli.md").split("## Options of a model\n")[1].split("\n## ")[0]
     options = {name.split()[0] for name in documented(section)}
@@ -132,7 +143,10 @@ def test_links_lead_somewhere() -> None:
 
 def commands() -> list[str]:
     """Calls of the program in the code blocks of the README and the reference pages."""
-    texts = [(ROOT / "README.md").read_text(encoding="utf-8"), page("cli.md"), page("running.md")]
+    texts = [
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        *map(page, ("cli.md", "running.md", "tuning.md")),
+    ]
     blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     return re.findall(r"^tvm-fusion (.+)$", "\n".join(blocks), re.MULTILINE)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tvm_fusion.errors import DatabaseError
 from tvm_fusion.testing.trials import trial
+from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.trials import Trial
 from tvm_fusion.tuning.upkeep import merge, prune
 from tvm_fusion.tuning.work_dir import WorkDir
@@ -143,6 +144,21 @@ def test_merge_of_versions_and_archs_keeps_them_apart(tmp_path: Path) -> None:
     assert merge([first], out) == (3, 0)
     assert [p.folder.name for p in out.places()] == [p.folder.name for p in first.places()]
     assert out.place("sm_90", "float16", "0.28.0").records().best("k0").microseconds == 28.0
+
+
+def test_merge_keeps_the_latest_summary_of_a_model(tmp_path: Path) -> None:
+    works = [WorkDir(tmp_path / name) for name in "ab"]
+    for number, work in enumerate(works):
+        place = work.place("sm_90", "float16", "0.27.0")
+        place.create()
+        for model in ("both", f"own {number}"):
+            values = (model, "cuda sm_90", "float16", "a GPU", "", number, 9, "finished", (4, 2), 1)
+            save_summary(place.folder, Summary(*values, date=f"2026-01-0{number + 1}"))
+    for order in (works, works[::-1]):
+        out = WorkDir(tmp_path / f"out {order[0].path.name}")
+        merge(order, out)
+        found = {s.model: s.trials for s in load_summaries(out.places()[0].folder)}
+        assert found == {"both": 1, "own 0": 0, "own 1": 1}
 
 
 def test_merge_needs_records(tmp_path: Path) -> None:

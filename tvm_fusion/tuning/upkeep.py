@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterable
 
 from .journal import Journal
+from .summary import load_summaries, save_summary
 from .trials import NewerSchema, Trial, TrialSet, parse_line, ranked
 from .work_dir import Place, WorkDir
 
@@ -13,7 +14,7 @@ from .work_dir import Place, WorkDir
 def merge(sources: Iterable[WorkDir], target: WorkDir) -> tuple[int, int]:
     """Add the records of work dirs to another one, which may be new or one of them.
 
-    Of a trial that several have (on one device), the latest counts.
+    Of a trial that several have (on one device), and of a model's summary, the latest counts.
 
     Parameters
     ----------
@@ -41,6 +42,10 @@ def merge(sources: Iterable[WorkDir], target: WorkDir) -> tuple[int, int]:
         known.add(*place.records())
         trials += len(set(known) - before)
         records += into.meta_database().merge(place.meta_database())
+        there = {summary.model: summary.date for summary in load_summaries(into.folder)}
+        for summary in load_summaries(place.folder):
+            if summary.date > there.get(summary.model, ""):
+                save_summary(into.folder, summary)
     return trials, records
 
 
