@@ -159,7 +159,7 @@ def test_what_cannot_be_lowered_has_no_time_and_says_why(parts):
     found = parts(lambda *_: 7.0)
     pair = Proposal("vertical", ("a", "bad"), (), (("a", "bad"),), 2)
     assert found.times([pair, single("a")])[0] is None
-    assert {key: v.detail for key, v in found.times.failed.items()} == {
+    assert {key: v.detail for key, v in found.times.failed().items()} == {
         kernel_of(pair): "it became 2 kernels"
     }
 
@@ -172,11 +172,11 @@ def test_what_fails_has_no_time_until_something_works(parts):
 
     found = parts(time)
     assert found.times([PAIR]) == [None]
-    assert found.times.failed[kernel_of(PAIR)].reason == "numerics"
-    assert "off by one" in found.times.failed[kernel_of(PAIR)].detail
+    assert found.times.failed()[kernel_of(PAIR)].reason == "numerics"
+    assert "off by one" in found.times.failed()[kernel_of(PAIR)].detail
     broken = False
     (kernel,) = found.tuner.kernels.values()
     kernel.progress.weight = 1
     found.tuner.run(Budget(100))
     assert math.isclose(found.times([PAIR])[0].microseconds, 7)
-    assert not found.times.failed
+    assert not found.times.failed()

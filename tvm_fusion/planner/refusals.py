@@ -87,6 +87,10 @@ def _branch_sets(
 _TELLING = ("cross", "compound", "horizontal", "vertical")
 
 
+#: Refusals that somebody had to build, run or time the kernel for.
+_TRIED = ("slower_measured", "numerics", "spill")
+
+
 def _telling(candidate: Candidate) -> tuple[int, int]:
     return int(candidate.verdict.accepted), _TELLING.index(candidate.proposal.strategy)
 
@@ -94,11 +98,18 @@ def _telling(candidate: Candidate) -> tuple[int, int]:
 def _by_pair(
     graph: DataflowGraph, considered: Sequence[Candidate]
 ) -> dict[tuple[str, str], Candidate]:
-    """The largest candidate that covers each edge (a refused one before one that merely lost)."""
+    """The largest candidate that covers each edge: what was found out by building, running or timing it goes before
+    what a rule says, a refused one before one that merely lost."""
     out: dict[tuple[str, str], Candidate] = {}
     ranked = sorted(
         considered,
-        key=lambda c: (c.verdict.accepted, -len(c.operators), *_telling(c), c.operators),
+        key=lambda c: (
+            c.verdict.accepted,
+            c.verdict.reason not in _TRIED,
+            -len(c.operators),
+            *_telling(c),
+            c.operators,
+        ),
     )
     # Successors whose edge no candidate has covered yet: most are covered by the first few.
     left = {o.name: {s.name for s in graph.successors(o)} for o in graph.operators}

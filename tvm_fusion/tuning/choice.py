@@ -54,8 +54,6 @@ class Times:
 
     Attributes
     ----------
-    failed : dict of (operators, options) to Verdict
-        Proposals that cannot be one right kernel, and why.
     asked : list of (Proposal, TunedKernel or None)
         Every proposal that was ever asked about, with its kernel.
     """
@@ -71,7 +69,7 @@ class Times:
         self._graph, self._device = graph, device
         self._compiler, self._tuner, self._measure = compiler, tuner, measure
         self._kernels: dict[Kernel, TunedKernel | None] = {}
-        self.failed: dict[Kernel, Verdict] = {}
+        self._no_kernel: dict[Kernel, Verdict] = {}
         self.asked: list[tuple[Proposal, TunedKernel | None]] = []
 
     def kernels_of(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
@@ -86,7 +84,9 @@ class Times:
     def _add(self, proposal: Proposal, func: object) -> TunedKernel | None:
         if not isinstance(func, tirx.PrimFunc):
             message = getattr(func, "error", "") or "it cannot be lowered"
-            self.failed[kernel_of(proposal)] = Verdict("unsupported", "no_template", {}, message)
+            self._no_kernel[kernel_of(proposal)] = Verdict(
+                "unsupported", "no_template", {}, message
+            )
             return None
         floor = floor_microseconds(self._graph, proposal, self._device)
         kinds = [self._graph.by_name[name].op for name in proposal.operators]
@@ -96,25 +96,26 @@ class Times:
         """Times of proposals; measures those that nothing is known of."""
         kernels = self.kernels_of(proposals)
         self._measure({k.digest: k for k in kernels if k is not None}.values())
-        return self._times(proposals, kernels)
+        return self._times(kernels)
 
     def recall(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
         """Times of proposals as far as they are known."""
-        return self._times(proposals, [self._kernels.get(kernel_of(p)) for p in proposals])
+        return self._times([self._kernels.get(kernel_of(p)) for p in proposals])
 
-    def _times(
-        self, proposals: Sequence[Proposal], kernels: Sequence[TunedKernel | None]
-    ) -> list[Timing | None]:
-        found: list[Timing | None] = []
-        for proposal, kernel in zip(proposals, kernels, strict=True):
-            best = self._tuner.best(kernel) if kernel is not None else None
-            if best is not None:
-                self.failed.pop(kernel_of(proposal), None)
-            elif kernel is not None and (kernel.progress.best or kernel.problem):
+    def failed(self) -> dict[Kernel, Verdict]:
+        """Proposals that are no right kernel so far, and why: not one of the candidates that were tried is right."""
+        found = dict(self._no_kernel)
+        for key, kernel in self._kernels.items():
+            if kernel is None or self._tuner.best(kernel) is not None:
+                continue
+            if kernel.progress.best or kernel.problem:
                 tried = self._tuner.records.trials(kernel.digest, self._tuner.device.name)
-                self.failed[kernel_of(proposal)] = verdict_of(tried, kernel.problem)
-            found.append(timing_of(best) if best is not None else None)
+                found[key] = verdict_of(tried, kernel.problem)
         return found
+
+    def _times(self, kernels: Sequence[TunedKernel | None]) -> list[Timing | None]:
+        best = [self._tuner.best(kernel) if kernel is not None else None for kernel in kernels]
+        return [timing_of(trial) if trial is not None else None for trial in best]
 
 
 def timing_of(trial: Trial) -> Timing:

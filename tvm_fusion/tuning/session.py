@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from collections.abc import Iterable
 
@@ -13,12 +14,14 @@ from ..compat import Target, tvm
 from ..config import FusionConfig
 from ..devices import device_for
 from ..errors import TuningError
+from ..graph.relax import from_relax
 from ..pipeline import before_lowering
 from ..planner.assemble import proposals_of
 from ..planner.compare import single
+from ..planner.cost import operator_cost
 from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
-from ..transform.fuse import graph_of, plan_module
+from ..transform.fuse import plan_module
 from .candidates import Variation, explore
 from .choice import Times
 from .tuner import Budget, TunedKernel, Tuner
@@ -81,7 +84,8 @@ class Session:
             self.mod = tvm.transform.Sequential(before_lowering())(mod)
         self.target, self.config, self.tuner, self.budget = target, config, tuner, budget
         self._name = name
-        self.graph = graph_of(self.mod)
+        # As it stands: the compiler lowers these operators, and no others.
+        self.graph = from_relax(self.mod).graph
         self._device = device_for(target)
         self._compiler = KernelCompiler(self.mod, target)
         self.times = Times(self.graph, self._device, self._compiler, tuner, self._measure)
@@ -181,32 +185,60 @@ class Session:
     def _choose(self) -> Plan:
         """Plan with what is known, and weigh the kernels by it."""
         for _ in range(_AGAIN):
-            failed = dict(self.times.failed)
+            failed = self.times.failed()
             plan = plan_module(
                 self.mod, self.target, self.config, model=self._name, excluded=failed,
                 offered=self._explored(), compiler=self._compiler, measure=self.times, recall=self.times.recall,
             )  # fmt: skip
-            if failed == self.times.failed:
+            if failed.keys() == self.times.failed().keys():
                 break
         self.plan = plan
-        for kernel in self.tuner.kernels.values():
-            kernel.progress.weight = 0.0
-        # Operators alone, too: a group must not win because nobody tuned its parts.
-        explored = self.times.kernels_of([*self._singles(), *self._explored()])
-        for kernel in filter(None, explored):
-            kernel.progress.weight += _OTHERS
         self.groups = proposals_of(plan, self.graph)
         self.calls = self._calls()
-        for kernel, calls in self.calls:
-            kernel.progress.weight = max(kernel.progress.weight, float(calls))
+        self._weigh()
         if self.tuner.report is not None:
             self.tuner.report()
         return plan
 
+    def _weigh(self) -> None:
+        """Give each kernel the weight of what tuning it may bring.
+
+        Those that the plan calls count as often as it calls them. Others count less, and the less the more they take
+        than what the plan spends on the same operators: they must get that much faster to be called at all. Operators
+        alone are among them, so that no group wins because nobody tuned its parts.
+        """
+        spent = self._spent()
+        for kernel in self.tuner.kernels.values():
+            kernel.progress.weight = 0.0
+        explored = [*self._singles(), *self._explored()]
+        for proposal, kernel in zip(explored, self.times.kernels_of(explored), strict=True):
+            if kernel is not None:
+                now = sum(spent.get(name, 0.0) for name in proposal.operators)
+                near = now / kernel.best_us if math.isfinite(kernel.best_us) else 1.0
+                kernel.progress.weight += _OTHERS * min(1.0, near) ** 2
+        for kernel, calls in self.calls:
+            kernel.progress.weight = max(kernel.progress.weight, float(calls))
+
+    def _spent(self) -> dict[str, float]:
+        """Microseconds of the plan by operator; those of a group divided as its operators would take alone."""
+        spent: dict[str, float] = {}
+        called = self._called()
+        for proposal, kernel in zip(called, self.times.kernels_of(called), strict=True):
+            operators = [self.graph.by_name[name] for name in proposal.operators]
+            costs = [operator_cost(self.graph, o, self._device).microseconds for o in operators]
+            time = kernel.best_us if kernel is not None else math.inf
+            time = time if math.isfinite(time) else sum(costs)
+            for operator, cost in zip(operators, costs, strict=True):
+                spent[operator.name] = time * cost / max(sum(costs), 1e-9)
+        return spent
+
+    def _called(self) -> list[Proposal]:
+        """The groups of the plan, and the operators that it leaves alone."""
+        grouped = {name for group in self.groups for name in group.operators}
+        return [*self.groups, *(p for p in self._singles() if p.operators[0] not in grouped)]
+
     def _calls(self) -> list[tuple[TunedKernel, int]]:
         """The kernels of the plan's groups and of what is in none, and how often each is called."""
-        grouped = {name for group in self.groups for name in group.operators}
-        rest = [p for p in self._singles() if p.operators[0] not in grouped]
-        kernels = self.times.kernels_of([*self.groups, *rest])
+        kernels = self.times.kernels_of(self._called())
         counts = collections.Counter(k.digest for k in kernels if k is not None)
         return [(self.tuner.kernels[digest], n) for digest, n in counts.items()]
