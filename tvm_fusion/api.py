@@ -227,7 +227,9 @@ def tune(
     name : str
         Name of the model in the plan.
     report : callable, optional
-        Called with the running session after each batch of candidates.
+        Called with the running session at the start, after each batch of candidates and with each
+        new plan. Where it sets ``session.tuner.stopping``, what is under way is finished, and the
+        best so far returned.
 
     Returns
     -------

@@ -35,7 +35,7 @@ def test_the_table() -> None:
     assert head.split() == "kernel calls trials best µs untuned µs unfused µs gain".split()
     assert first.split()[-7:] == ["3", "20", "8.0", "10.0", "16.0", "−50", "%"]
     assert first.startswith("vertical: conv2d + relu ") and "−25 %" in second
-    assert "[relu]" in third and "no template takes it" in third and third.split()[1] == "–"
+    assert "[relu]" in third and "no template takes it" in third and third.split()[-3:] == ["–"] * 3
     assert plan.startswith("plan of the moment: 3 groups, launches 7 → 4")
     assert "33.0 µs (unfused 57.0, −42 %)" in plan
     # 6 trials in 30 s: 20 more take 100 s.

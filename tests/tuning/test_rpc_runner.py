@@ -17,13 +17,16 @@ import pytest
 from tvm_fusion.schedules.registry import spaces
 
 from tvm_fusion.build.library import export_library
+from tvm_fusion.cli import main
 from tvm_fusion.compat import tirx, tvm
 from tvm_fusion.errors import TuningError
 from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.tuning.build_worker import load_function
 from tvm_fusion.tuning.measure import BuildRequest, Built, RunRequest
 from tvm_fusion.tuning.rpc_runner import RpcRunner
 from tvm_fusion.tuning.rpc_worker import MEASURING, WAITING
+from tvm_fusion.tuning.work_dir import WorkDir
 
 pytest.importorskip("tornado")  # TVM's tracker needs it
 
@@ -156,6 +159,28 @@ def test_no_tracker_and_no_server_are_said(cluster):
         RpcRunner("127.0.0.1", free_port(), KEY)
     with pytest.raises(TuningError, match="no server with the key 'h200'; start one with"):
         RpcRunner("127.0.0.1", cluster.port, "h200")
+
+
+def test_the_command_tunes_on_servers(cluster, tmp_path, capsys):
+    b = ModuleBuilder()
+    x = b.input("x", (16, 32))
+    model, work = tmp_path / "tiny.json", tmp_path / "work"
+    model.write_text(tvm.ir.save_json(b.finish(b.relu("second", b.relu("first", x)))))
+    remote = ["--rpc", f"127.0.0.1:{cluster.port}", "--key", KEY]
+    command = ["tune", str(model), "--work-dir", str(work), *remote]
+    page = tmp_path / "tuning.html"
+    assert main([*command, "--trials", "3", "--html", str(page)]) == 0
+    captured = capsys.readouterr()
+    assert "tiny: tuned:" in captured.out and "whole model" not in captured.out
+    records = WorkDir(work).places()[0].records()
+    assert {t.device for t in records} == {f"rpc:{KEY}"} and all(t.verdict == "ok" for t in records)
+    assert "only servers measured" in page.read_text()
+    # Later neither servers nor a tracker are needed, and another key has other devices.
+    cached = [*command[:-4], "--require-cached", "--rpc", "localhost:1", "--key"]
+    assert main([*cached, KEY]) == 0
+    assert main([*cached, "other"]) == 2
+    assert "never measured" in capsys.readouterr().err
+    assert main(["compile", str(model), "--work-dir", str(work), "-o", str(tmp_path / "x.so")]) == 0
 
 
 def test_a_server_that_dies_and_bad_candidates(

@@ -53,6 +53,7 @@ class TuningDisplay:
         self._console, self._log_seconds = console, log_seconds
         self._started = time.monotonic()
         self._logged = -log_seconds
+        self._last = ""
         self._stopping = False
 
     def __call__(self, session: Session) -> None:
@@ -70,14 +71,15 @@ class TuningDisplay:
         return time.monotonic() - self._started
 
     def log(self) -> None:
-        """Write a line about what is known, unless there is a table."""
+        """Write a line about what is known, unless it is written or there is a table."""
         from ..report.tuning_text import progress_line
 
-        if self.state is not None and self.state.kernels and not self._console.is_terminal:
-            self._logged = self._seconds()
-            self._console.print(
-                progress_line(self.state), soft_wrap=True, markup=False, highlight=False
-            )
+        if self.state is None or not self.state.kernels or self._console.is_terminal:
+            return
+        line, self._logged = progress_line(self.state), self._seconds()
+        if line != self._last:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+        self._last = line
 
     def stop(self) -> None:
         """Let the run end with what is under way; called by a signal handler."""

@@ -164,7 +164,7 @@ def model_page(summary: Summary | None, trials: TrialSet, title: str, dtype: str
         tiles=tuple(_tiles(summary)) if summary else (),
         kernels=tuple(rows),
         curves=tuple(row for row in rows if row.curve is not None)[:MAX_CURVES],
-        chains=tuple(_depths(chain, best) for chain in summary.chains) if summary else (),
+        chains=_chains(summary, best) if summary else (),
         rejected=tuple(_rejected(tried)),
         trials=len(tried),
         summary=summary,
@@ -239,6 +239,17 @@ def _tile(
         "change": words.change(before, after),
         "bars": tuple(round(100 * value / most, 1) for value in (before, after)),
     }  # fmt: skip
+
+
+def _chains(summary: Summary, best: dict[str, Trial | None]) -> tuple[DepthTable, ...]:
+    """All chains, those that take most time unfused first."""
+
+    def unfused(chain: ChainNote) -> float:
+        known = (best.get(kernel) for kernel in chain.rows[0].kernels)
+        return chain.count * sum(trial.microseconds for trial in known if trial is not None)
+
+    order = sorted(summary.chains, key=lambda chain: (-unfused(chain), chain.nodes))
+    return tuple(_depths(chain, best) for chain in order)
 
 
 def _depths(chain: ChainNote, best: dict[str, Trial | None]) -> DepthTable:

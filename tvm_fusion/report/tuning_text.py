@@ -112,11 +112,12 @@ def progress_table(state: Overview, rows: int, note: str = "") -> Group:
 
 def _cells(view: KernelView) -> list[str]:
     name = operators_text(view.operators)
+    name = f"{view.strategy}: {name}" if view.strategy else name
     return [
-        f"{view.strategy}: {name}" if view.strategy else name,
+        f"{name} ({view.problem})" if view.problem else name,
         str(view.calls) if view.calls else "–",
         str(view.trials),
-        view.problem or time_text(view.best_us),
+        time_text(view.best_us),
         time_text(view.untuned_us),
         time_text(view.unfused_us),
         gain_text(view.reference_us, view.best_us),
