@@ -9,6 +9,8 @@ import pytest
 
 from tvm_fusion.cli import main
 from tvm_fusion.testing.trials import trial
+from tvm_fusion.tuning.models import save_models
+from tvm_fusion.tuning.refit import Correction
 from tvm_fusion.tuning.work_dir import WorkDir
 
 COMMANDS = {"list": [], "merge": ["-o", "out"], "export": ["-o", "out.jsonl"], "prune": []}
@@ -140,3 +142,18 @@ def test_prune(work: Path, capsys) -> None:
     assert text == f"{place.folder}: dropped 3 trials and 0 records of meta-schedule\n"
     assert [t.microseconds for t in place.records()] == [1.5]
     assert "dropped 0 trials" in out(capsys, 0, "prune", work, "--keep", "3")
+
+
+def test_models(work: Path, capsys) -> None:
+    assert json.loads(out(capsys, 0, "list", work, "--models", "--format", "json")) == []
+    (folder,) = work.iterdir()
+    fitted = Correction("matmul", 1.0, 0.9, {"rows": 0.1}, 4, 60, 0.45, 0.52, 0.02)
+    save_models(folder, "a GPU", {"matmul": fitted})
+    (row,) = json.loads(out(capsys, 0, "list", work, "--models", "--format", "json"))
+    assert (row["device"], row["arch"], row["used"]) == ("a GPU", "sm_90", True)
+    assert Correction.from_dict(row) == fitted
+    header, line = filter(str.strip, out(capsys, 0, "list", work, "--models").splitlines())
+    assert "rank correlation" in header and line.split()[-3:] == ["0.45", "0.52", "yes"]
+    (folder / "model.json").write_text("{")
+    assert main(["db", "list", str(work), "--models"]) == 0
+    assert capsys.readouterr().err.count("is ignored") == 1

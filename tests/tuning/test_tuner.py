@@ -183,3 +183,59 @@ def test_the_same_run_twice_is_the_same(tmp_path):
         found.run(Budget(48))
         ran.append(runner.ran)
     assert ran[0] == ran[1]
+
+
+def test_what_was_predicted_is_on_record(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    found.run(Budget(24))
+    for trial in found.records.trials(kernel.digest):
+        candidate = kernel.search.candidate_of(trial.template, trial.decision)
+        assert trial.predicted_us == candidate.predicted_us > 0
+
+
+def biased(predicted_us, decision):
+    """Times of which the model does not know that wide tiles are slow."""
+    return predicted_us * dict(decision).get("tile.columns", 256) ** 0.8
+
+
+def test_a_refitted_model_tries_better_kernels_first(tmp_path):
+    """After five products, the first candidates of a sixth are better than what the template's model ranks first."""
+    plain = tuner(tmp_path / "plain", FakeRunner(time_of)).add(product(512, 384), ["matmul"])
+    found = tuner(tmp_path / "refit", FakeRunner(time_of))
+
+    def time(kernel, template, decision):
+        search = found.kernels[kernel].search
+        candidate = search.candidate_of(template, tuple(decision.items()))
+        return biased(candidate.predicted_us, candidate.decision)
+
+    found._runner.time = time
+    for rows in (64, 128, 192, 256, 320):
+        found.add(product(rows, 128 + rows), ["matmul"]).progress.weight = 1
+    found.run(Budget(120))
+    found.refit()
+    model = found.models[plain.search.spaces[0].template]
+    assert model.used and model.after > model.before and model.powers["tile.columns"] > 0.2
+    fresh = tuner(tmp_path / "refit", FakeRunner(time_of))
+    assert fresh.models == found.models
+    times = [
+        min(biased(c.predicted_us, c.decision) for c in kernel.search.first(8))
+        for kernel in (fresh.add(product(512, 384), ["matmul"]), plain)
+    ]
+    assert times[0] < 0.9 * times[1]
+    # What would be compiled without tuning is still the first.
+    assert fresh.kernels.popitem()[1].search.first(1) == plain.search.first(1)
+
+
+def test_a_damaged_model_is_no_obstacle(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    found.add(product(), ["matmul"]).progress.weight = 1
+    found.run(Budget(24))
+    path = found.records.folder / "model.json"
+    path.write_text("{")
+    with pytest.warns(UserWarning, match="is ignored") as told:
+        again = tuner(tmp_path, FakeRunner(time_of))
+    assert len(told) == 1
+    again.refit()
+    assert "devices" in path.read_text()

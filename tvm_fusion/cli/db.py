@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +27,10 @@ def list_records(
     format: Annotated[
         Literal["text", "json"], typer.Option(help="How to print the answer.")
     ] = "text",
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="Show what the trials made of the templates' cost models."),
+    ] = False,
 ) -> None:
     """Show each kernel with its trials and its best time.
 
@@ -34,24 +38,48 @@ def list_records(
     --------
     tvm-fusion db list work
     tvm-fusion db list work --format json
+    tvm-fusion db list work --models
     """
-    rows = [row for place in _places(dirs) for row in _kernels(place)]
+    describe = _models if models else _kernels
+    rows = [row for place in _places(dirs) for row in describe(place)]
     if format == "json":
         print(json.dumps(rows, indent=2))
-        return
-    from rich.table import Table
+    elif models:
+        _print_table(_MODEL_COLUMNS, map(_model_cells, rows))
+    else:
+        _print_table(_KERNEL_COLUMNS, map(_kernel_cells, rows))
 
+
+_KERNEL_COLUMNS = (
+    "arch", "dtype", "TVM", "kernel", "operators", "template", "trials", "right", "best µs", "device",
+)  # fmt: skip
+
+
+def _kernel_cells(row: dict[str, Any]) -> list[str]:
+    cells = [str(row[name]) for name in ("arch", "dtype", "tvm", "kernel")]
+    cells += [" ".join(row["operators"]), row["template"] or "–", str(row["trials"])]
+    best = row["best_us"]
+    return [*cells, str(row["right"]), "–" if best is None else f"{best:.2f}", row["device"]]
+
+
+_MODEL_COLUMNS = (
+    "arch", "dtype", "TVM", "device", "template", "kernels", "trials", "rank correlation",
+    "corrected", "used",
+)  # fmt: skip
+
+
+def _model_cells(row: dict[str, Any]) -> list[str]:
+    cells = [str(row[name]) for name in ("arch", "dtype", "tvm", "device", "template")]
+    cells += [str(row["kernels"]), str(row["trials"])]
+    return [*cells, f"{row['before']:.2f}", f"{row['after']:.2f}", "yes" if row["used"] else "no"]
+
+
+def _print_table(columns: tuple[str, ...], rows: Iterable[list[str]]) -> None:
     from ..report.text import plain_table, text_console, tidy
 
-    columns = ("arch", "dtype", "TVM", "kernel", "operators", "template", "trials", "right")
-    table: Table = plain_table((*columns, "best µs", "device"))
-    for row in rows:
-        cells = [str(row[name]) for name in ("arch", "dtype", "tvm", "kernel")]
-        cells += [" ".join(row["operators"]), row["template"] or "–", str(row["trials"])]
-        best = row["best_us"]
-        table.add_row(
-            *cells, str(row["right"]), "–" if best is None else f"{best:.2f}", row["device"]
-        )
+    table = plain_table(columns)
+    for cells in rows:
+        table.add_row(*cells)
     terminal = sys.stdout.isatty()
     console, buffer = text_console(None if terminal else PIPE_WIDTH, terminal)
     console.print(table)
@@ -160,6 +188,16 @@ def _places(dirs: list[Path]) -> list[Place]:
 
     found = {place.folder.resolve(): place for path in dirs for place in WorkDir(path).places()}
     return list(found.values())
+
+
+def _models(place: Place) -> Iterator[dict[str, Any]]:
+    """Describe each template's cost model as a folder's trials correct it."""
+    from ..tuning.models import load_models
+
+    where = {"arch": place.arch, "dtype": place.dtype_policy, "tvm": place.tvm}
+    for device, models in load_models(place.folder).items():
+        for model in models.values():
+            yield {**where, "device": device, **model.to_dict()}
 
 
 def _kernels(place: Place) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Which candidate to try next: gradient-boosted trees on what was measured, on top of the templates' own models.
 
 The trees are shared by all kernels of a template. What they learn is how much slower than its kernel's best a
-decision is, from the integers it consists of and from what the template's own model says of it.
+decision is, from the integers it consists of and from what the template's own model says of it. Where earlier trials
+have corrected that model (`refit`), what it says is the corrected time; by that alone kernels are ranked of which
+little is known.
 """
 
 from __future__ import annotations
@@ -9,15 +11,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xgboost
 
 from ..schedules.decisions import Decision
+from .refit import Correction
 
 #: Records of a template from which trees are grown; below, the template's own model ranks.
 LEAST_RECORDS = 24
+
+#: Records of a kernel below which a corrected model ranks its candidates, where there is one.
+FEW_RECORDS = 8
 
 #: Rounds of boosting and depth of a tree: small, because records are few and noisy.
 _ROUNDS, _DEPTH = 60, 4
@@ -53,43 +59,69 @@ class CostModel:
 
     Parameters
     ----------
+    corrections : mapping of str to Correction
+        What earlier trials say of the templates' models; only those count that are of use.
     seed : int
         Makes the trees the same each time.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, corrections: Mapping[str, Correction] | None = None, seed: int = 0) -> None:
         self._seed = seed
         self._rows: dict[str, list[tuple[str, Candidate, float]]] = collections.defaultdict(list)
         self._trees: dict[str, tuple[list[str], xgboost.Booster]] = {}
         self._stale: set[str] = set()
+        self.correct(corrections or {})
 
     def add(self, kernel: str, candidate: Candidate, microseconds: float) -> None:
         """Note what a candidate took; infinite where it failed."""
         self._rows[candidate.template].append((kernel, candidate, microseconds))
         self._stale.add(candidate.template)
 
-    def scores(self, candidates: Sequence[Candidate]) -> np.ndarray:
+    def correct(self, corrections: Mapping[str, Correction]) -> None:
+        """Take other corrections."""
+        self._corrections = {t: c for t, c in corrections.items() if c.used}
+        self._stale.update(self._rows)
+
+    def corrects(self, template: str) -> bool:
+        """Whether a template's model is corrected."""
+        return template in self._corrections
+
+    def predicted(self, candidate: Candidate) -> float:
+        """Predicted microseconds, corrected where earlier trials allow."""
+        correction = self._corrections.get(candidate.template)
+        if correction is None:
+            return candidate.predicted_us
+        return correction.microseconds(candidate.predicted_us, candidate.decision)
+
+    def right(self) -> list[tuple[str, Candidate, float]]:
+        """Kernel, candidate and microseconds of everything that was measured and right."""
+        return [row for rows in self._rows.values() for row in rows if math.isfinite(row[2])]
+
+    def scores(self, candidates: Sequence[Candidate], kernel: str = "") -> np.ndarray:
         """Rank candidates of one kernel.
 
         Parameters
         ----------
         candidates : sequence of Candidate
             Of any templates.
+        kernel : str
+            Whose they are.
 
         Returns
         -------
         ndarray of float64
             Positive; the larger, the faster.
         """
-        logs = np.array([math.log(c.predicted_us) for c in candidates])
+        logs = np.array([math.log(self.predicted(c)) for c in candidates])
         if len(logs):
             logs -= logs.min()
         for template in {c.template for c in candidates}:
             chosen = [i for i, c in enumerate(candidates) if c.template == template]
-            trees = self._grown(template)
+            few = sum(name == kernel for name, _, _ in self._rows[template]) < FEW_RECORDS
+            trees = None if few and self.corrects(template) else self._grown(template)
             if trees is not None:
                 names, booster = trees
-                data = _matrix([candidates[i] for i in chosen], names)
+                data = self._matrix([candidates[i] for i in chosen], names)
                 logs[chosen] = booster.predict(xgboost.DMatrix(data))
         return np.exp(-logs.astype("float64"))
 
@@ -106,7 +138,7 @@ class CostModel:
             if len(rows) < LEAST_RECORDS:
                 return None
             names = sorted({name for _, c, _ in rows for name, _ in c.decision})
-            data = _matrix([c for _, c, _ in rows], names)
+            data = self._matrix([c for _, c, _ in rows], names)
             wanted = [math.log(min(time / best[k], _FAILED)) for k, _, time in rows]
             parameters = {
                 "max_depth": _DEPTH, "eta": 0.15, "seed": self._seed, "nthread": 1,
@@ -117,15 +149,14 @@ class CostModel:
             self._stale.discard(template)
         return self._trees.get(template)
 
-
-def _matrix(candidates: Sequence[Candidate], names: Sequence[str]) -> np.ndarray:
-    """A row of features for each candidate: what the models say, and the decision's integers."""
-    rows = []
-    for candidate in candidates:
-        values = dict(candidate.decision)
-        row = [math.log(candidate.predicted_us), float(candidate.rank)]
-        rows.append(row + [_number(values.get(name)) for name in names])
-    return np.array(rows, dtype="float32").reshape(len(candidates), 2 + len(names))
+    def _matrix(self, candidates: Sequence[Candidate], names: Sequence[str]) -> np.ndarray:
+        """A row of features for each candidate: what the models say, and the decision's integers."""
+        rows = []
+        for candidate in candidates:
+            values = dict(candidate.decision)
+            row = [math.log(self.predicted(candidate)), float(candidate.rank)]
+            rows.append(row + [_number(values.get(name)) for name in names])
+        return np.array(rows, dtype="float32").reshape(len(candidates), 2 + len(names))
 
 
 def _number(value: int | str | None) -> float:

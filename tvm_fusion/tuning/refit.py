@@ -35,8 +35,8 @@ _FOLDS = 8
 #: than their trials show, so that none is weak.
 _RIDGES = (0.1, 0.5, 2.0)
 
-#: By how much the rank correlation must grow for a correction to be used.
-_GAIN = 0.01
+#: By how much the rank correlation must grow for a correction to be used; and in standard errors of that growth.
+_GAIN, _ERRORS = 0.01, 1.0
 
 #: A trial this many times slower than its kernel's best counts this much less: the order of bad ones does not matter.
 _LEAST_WEIGHT = 0.1
@@ -84,6 +84,8 @@ class Correction:
     before, after : float
         Mean rank correlation of predicted and measured times within kernels that a fit has not seen: without, and with
         correction.
+    error : float
+        Standard error of what the correction gains.
     """
 
     template: str
@@ -94,11 +96,12 @@ class Correction:
     trials: int
     before: float
     after: float
+    error: float = 0.0
 
     @property
     def used(self) -> bool:
         """Whether it ranks kernels that it has not seen better than the template's own model."""
-        return self.after > self.before + _GAIN
+        return self.after - self.before > max(_GAIN, _ERRORS * self.error)
 
     def microseconds(self, predicted_us: float, decision: Decision) -> float:
         """The corrected time."""
@@ -123,7 +126,8 @@ class Correction:
         """
         try:
             made = cls(**{f.name: fields[f.name] for f in dataclasses.fields(cls)})
-            numbers = [made.scale, made.exponent, made.before, made.after, *made.powers.values()]
+            numbers = [made.scale, made.exponent, made.before, made.after, made.error]
+            numbers += made.powers.values()
             legal = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
             legal = legal and made.scale > 0 and isinstance(made.template, str)
             legal = legal and type(made.kernels) is int and type(made.trials) is int
@@ -174,17 +178,18 @@ def _fitted(template: str, kernels: Sequence[Sequence[Row]]) -> Correction:
     names = _names(kernels)
     tables = [_table(rows, names) for rows in kernels]
     before, after = _held_out(tables, None)
+    error = float(np.std(after - before, ddof=1) / math.sqrt(len(tables)))
     coefficients = _solve(tables, _best_ridge(tables))
     levels = [np.mean(times - features @ coefficients) for features, times in tables]
     return Correction(
         template, float(np.exp(np.mean(levels))), float(coefficients[0]),
         {name: float(c) for name, c in zip(names, coefficients[1:], strict=True)},
-        len(kernels), sum(map(len, kernels)), before, after,
+        len(kernels), sum(map(len, kernels)), float(before.mean()), float(after.mean()), error,
     )  # fmt: skip
 
 
-def _held_out(tables: Sequence[_Table], ridge: float | None) -> tuple[float, float]:
-    """Mean rank correlation without and with correction, of kernels that the fit has not seen.
+def _held_out(tables: Sequence[_Table], ridge: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """Rank correlation of each kernel without and with correction, of kernels that the fit has not seen.
 
     Where no strength is given, each fit chooses its own without the kernels that are left out.
     """
@@ -196,14 +201,14 @@ def _held_out(tables: Sequence[_Table], ridge: float | None) -> tuple[float, flo
         for features, times in tables[fold::folds]:
             before.append(rank_correlation(features[:, 0], times))
             after.append(rank_correlation(features @ coefficients, times))
-    return float(np.mean(before)), float(np.mean(after))
+    return np.array(before), np.array(after)
 
 
 def _best_ridge(tables: Sequence[_Table]) -> float:
     """The strength that ranks kernels best that are left out; the greatest of equal ones."""
     if len(tables) < LEAST_KERNELS:
         return _RIDGES[-1]
-    return max(reversed(_RIDGES), key=lambda ridge: round(_held_out(tables, ridge)[1], 6))
+    return max(reversed(_RIDGES), key=lambda ridge: round(_held_out(tables, ridge)[1].mean(), 6))
 
 
 def _names(kernels: Sequence[Sequence[Row]]) -> list[str]:

@@ -35,6 +35,9 @@ _GREEDY = 0.1
 #: Size of a space that is ranked as a whole instead of evolved.
 _ENUMERATED = 64
 
+#: Candidates that a corrected model ranks before anything of a kernel is known.
+_CORRECTED = 1024
+
 #: How much slower each rank is taken to be where a template only ranks its options.
 _RANK = 0.01
 
@@ -79,19 +82,35 @@ class KernelSearch:
         """Number of candidates there are."""
         return sum(math.prod(len(p.options) for p in space.points) for space in self.spaces)
 
-    def first(self, count: int = 1) -> list[Candidate]:
+    def first(self, count: int = 1, *, new: bool = False) -> list[Candidate]:
         """What is worth trying before anything is known: what would be compiled without tuning, then what the models
-        rank next, with the first of every other template among them."""
+        rank next, with the first of every other template among them; with ``new``, without what was tried."""
         if not self.spaces:
             return []
         found = [self._candidate(space, [0] * len(space.points)) for space in self.spaces]
+        if count > len(found) and self._model.corrects(self.spaces[0].template):
+            found += self._ranked_anew(count - len(found))
         rank = 1
         longest = max((len(p.options) for p in self.spaces[0].points), default=0)
         while len(found) < count and rank < longest:
             places = [min(rank, len(p.options) - 1) for p in self.spaces[0].points]
-            found.append(self._candidate(self.spaces[0], places))
+            candidate = self._candidate(self.spaces[0], places)
+            if candidate not in found:
+                found.append(candidate)
             rank += 1
-        return found[:count]
+        known = self._known if new else ()
+        return [c for c in found[:count] if (c.template, c.decision) not in known]
+
+    def _ranked_anew(self, count: int) -> list[Candidate]:
+        """What a corrected model ranks first among those that the template's model puts first."""
+        space, most = self.spaces[0], _CORRECTED
+        sizes = [len(p.options) for p in space.points]
+        while math.prod(min(size, most) for size in sizes) > _CORRECTED:
+            most //= 2
+        places = itertools.product(*(range(min(size, most)) for size in sizes))
+        near = [self._candidate(space, p) for p in places if any(p)]
+        order = np.argsort(-self._model.scores(near, self.kernel), kind="stable")[:count]
+        return [near[i] for i in order]
 
     def propose(self) -> list[Candidate]:
         """The next batch, without what is known; empty when nothing new is found."""
@@ -120,7 +139,7 @@ class KernelSearch:
     def _best_of_all(self) -> list[Candidate]:
         """The next batch where every candidate can be ranked."""
         left = [c for c in self._all() if (c.template, c.decision) not in self._known]
-        order = np.argsort(-self._model.scores(left), kind="stable")[: self._batch]
+        order = np.argsort(-self._model.scores(left, self.kernel), kind="stable")[: self._batch]
         self._exhausted = len(left) <= self._batch
         return [left[i] for i in order]
 
@@ -207,7 +226,7 @@ class KernelSearch:
         return context
 
     def _rank(self, candidates: Sequence[Any]) -> np.ndarray:
-        return self._model.scores([self._read(c) for c in candidates])
+        return self._model.scores([self._read(c) for c in candidates], self.kernel)
 
     def _read(self, drawn: Any) -> Candidate:
         """What a schedule of meta-schedule's stands for."""

@@ -107,6 +107,7 @@ class Session:
             self.tuner.run(self._slice(part))
             if self.tuner.trials == before:
                 break  # nothing pays any more
+            self.tuner.refit()
             self._choose()
         self.finished = True
         return self._choose()

@@ -65,6 +65,8 @@ class Trial:
         Measured times in microseconds; at least one where the verdict is ``"ok"``.
     registers, spill_bytes, shared_bytes : int or None
         What the compiler reported, per thread, thread and block; None where it reports nothing.
+    predicted_us : float or None
+        What the template's cost model predicted when it was tried, in microseconds; None where unknown.
     code : str
         Digest of the machine code.
     device, driver : str
@@ -91,6 +93,7 @@ class Trial:
     registers: int | None = None
     spill_bytes: int | None = None
     shared_bytes: int | None = None
+    predicted_us: float | None = None
     code: str = ""
     device: str = ""
     driver: str = ""
@@ -118,6 +121,9 @@ class Trial:
         _check(legal, "decision", "names, each with a number or word", self.decision)
         legal = all(type(s) in (int, float) and 0 < s < _LONGEST for s in self.samples_us)
         _check(legal, "samples_us", "positive numbers", self.samples_us)
+        time = self.predicted_us
+        legal = time is None or (type(time) in (int, float) and 0 < time < _LONGEST)
+        _check(legal, "predicted_us", "a positive number or None", time)
         timed = bool(self.samples_us) or self.verdict != "ok"
         _check(timed, "samples_us", "given for the verdict 'ok'", self.samples_us)
 
@@ -136,7 +142,7 @@ class Trial:
         fields = {"schema": SCHEMA, "kernel": self.kernel, "trial": self.trial}
         fields |= {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields |= {"decision": dict(self.decision), "samples_us": list(self.samples_us)}
-        for name in ("operators", "message"):
+        for name in ("operators", "message", "predicted_us"):
             if not fields[name]:
                 del fields[name]
         return fields

@@ -27,6 +27,7 @@ from .measure import (
     RunRequest,
     RunResult,
 )
+from .models import models_of, refitted, save_models
 from .search import KernelSearch
 from .trials import Trial
 from .work_dir import Records
@@ -168,7 +169,9 @@ class Tuner:
         self._target, self.batch = target, batch
         self._builder, self._references, self._runner = builder, references, runner
         self.report = report
-        self._model = CostModel()
+        #: Corrections of the templates' cost models, by template.
+        self.models = models_of(records, device.name) if builder is not None else {}
+        self._model = CostModel(self.models)
 
     def add(
         self, func: tirx.PrimFunc, operators: Sequence[str], floor_us: float = 0.0
@@ -209,6 +212,18 @@ class Tuner:
     def measures(self) -> bool:
         """Whether it can measure, and does not only know what is on record."""
         return self._builder is not None
+
+    def refit(self) -> None:
+        """Correct the templates' cost models by all trials so far; what is tried next follows, in later runs too."""
+        self.models = refitted(self.records, self.device.name, self._model.right())
+        self._model.correct(self.models)
+        for kernel in self.kernels.values():
+            if kernel.waiting:
+                kernel.waiting = kernel.search.first(FIRST, new=True)
+        try:
+            save_models(self.records.folder, self.device.name, self.models)
+        except DatabaseError as error:
+            self.disk_problem = str(error)
 
     def best(self, kernel: TunedKernel) -> Trial | None:
         """The fastest right trial of a kernel on this device."""
@@ -326,7 +341,7 @@ class Tuner:
             kernel=kernel.digest, template=candidate.template, decision=candidate.decision,
             verdict=result.verdict, arch=self.records.arch, samples_us=result.samples_us,
             registers=found.registers, spill_bytes=found.spill_bytes,
-            shared_bytes=found.shared_bytes,
+            shared_bytes=found.shared_bytes, predicted_us=candidate.predicted_us,
             code=found.code_digest if isinstance(found, Built) else "",
             device=self.device.name, driver=self.device.driver, operators=kernel.operators,
             message=result.message,
