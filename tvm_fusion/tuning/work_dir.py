@@ -7,6 +7,7 @@ files. Several processes may use one work dir at once.
 from __future__ import annotations
 
 import dataclasses
+import platform
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -35,19 +36,20 @@ def record_arch(target: Mapping[str, Any]) -> str:
     Returns
     -------
     str
-        The base arch of CUDA (``"sm_90"`` for ``sm_90a``), the first part of the triple of a CPU.
+        The base arch of CUDA (``"sm_90"`` for ``sm_90a``), the first part of the triple of a CPU; without a
+        triple, LLVM compiles for this machine's.
 
     Raises
     ------
     ValueError
-        If the target names neither, or an unknown arch.
+        If the arch is unknown.
     """
     arch, triple = target.get("arch"), target.get("mtriple")
     if arch:
         return base_arch(str(arch))
     if triple:
         return str(triple).partition("-")[0]
-    raise ValueError(f"target {dict(target)} names no arch and no triple")
+    return platform.machine()
 
 
 def dtype_policy(dtypes: Iterable[str]) -> str:
