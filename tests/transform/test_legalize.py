@@ -140,6 +140,19 @@ def test_float32_keeps_the_default(name):
     tvm.ir.assert_structural_equal(legalize(mod), relax.transform.LegalizeOps()(mod))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["power", "mod", "isnan", "isinf", "isfinite"])
+def test_what_tvm_has_no_bfloat16_code_for(name, dtype):
+    rng = np.random.default_rng(0)
+    arrays = [rng.uniform(0.5, 3, (4, 30)).astype(TYPES[dtype]) for _ in range(2)]
+    if name.startswith("is"):
+        arrays = [np.where(np.arange(30) % 3, arrays[0], [[np.nan], [1], [np.inf], [-np.inf]])]
+        arrays = [array.astype(TYPES[dtype]) for array in arrays]
+    result = run(legalize(module([(4, 30)] * len(arrays), dtype, getattr(op, name))), *arrays)
+    expected = getattr(np, name)(*[float64(array) for array in arrays])
+    np.testing.assert_allclose(float64(result), float64(expected), rtol=2.0**-8, atol=2.0**-7)
+
+
 def test_operators_without_a_sum_keep_the_default():
     mod = module([(2, 8, 6, 6)], "float16", lambda x: op.nn.relu(op.nn.max_pool2d(x, (2, 2))))
     mod = relax.transform.Normalize()(mod)

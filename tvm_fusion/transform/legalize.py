@@ -2,8 +2,8 @@
 
 TVM's own legalisation adds float16 and bfloat16 values in their own type: a float16 mean over 7x7
 can be infinite, and a convolution over 4608 products loses its low bits. Here every reduction on
-such types accumulates in float32 and is rounded once, at its end. Operators on float32 and on
-integers keep TVM's legalisation.
+such types accumulates in float32 and is rounded once, at its end, and so is what TVM has no
+bfloat16 code for. Operators on float32 and on integers keep TVM's legalisation.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ _REDUCTIONS: tuple[str, ...] = (
     "relax.std",
     "relax.sum",
     "relax.variance",
+)
+
+#: Elementwise operators that TVM has no bfloat16 code for.
+_ELEMENTWISE: tuple[str, ...] = (
+    "relax.isfinite",
+    "relax.isinf",
+    "relax.isnan",
+    "relax.mod",
+    "relax.power",
 )
 
 LegalizeFunction = Callable[[BlockBuilder, ir.Call], relax.Expr]
@@ -195,5 +204,5 @@ def _with_result_type(call: ir.Call, dtype: str) -> ir.Call:
 
 #: Legalisation functions by operator name, for ``relax.transform.LegalizeOps``.
 LEGALIZE_MAP: dict[str, LegalizeFunction] = {
-    name: _in_float32(name) for name in _PRODUCTS + _REDUCTIONS
+    name: _in_float32(name) for name in _PRODUCTS + _REDUCTIONS + _ELEMENTWISE
 }

@@ -11,6 +11,7 @@ from .compact_constants import CompactConstants
 from .convert_dtype import ConvertDtype
 from .convert_layout import ConvertLayout
 from .decompose_batch_norm import DecomposeBatchNorm
+from .expand_powers import ExpandPowers
 from .flatten_bindings import FlattenBindings
 from .fold_constants import FoldConstants
 from .fold_padding import FoldPadding
@@ -29,6 +30,7 @@ __all__ = [
     "ConvertDtype",
     "ConvertLayout",
     "DecomposeBatchNorm",
+    "ExpandPowers",
     "FlattenBindings",
     "FoldConstants",
     "FoldPadding",
@@ -52,6 +54,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     UnstackReductions,  # before FoldConstants, which would materialise stacked constants
     FoldConstants,  # weights become single constants here: the next passes look no further than their operands
     CompactConstants,  # after folding, for the full-size constants that the file itself stores
+    ExpandPowers,  # after CompactConstants: it looks for one number
     DecomposeBatchNorm,  # needs constant statistics
     RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
     FoldPadding,  # any time after RemoveNoOps, which drops paddings by nothing
