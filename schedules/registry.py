@@ -252,6 +252,10 @@ def _apply(
     scheduled = result.mod["main"] if isinstance(result, s_tir.Schedule) else result
     if root_block(func) is not None:
         scheduled = _with_root(scheduled)
+    if target.kind.name == "cuda":
+        from .cuda.exact_math import exact_functions
+
+        scheduled = exact_functions(scheduled)
     # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
     if func.attrs is None or "global_symbol" not in func.attrs:
         scheduled = scheduled.without_attr("global_symbol")

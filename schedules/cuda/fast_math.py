@@ -31,7 +31,7 @@ _SQRT_HALF = 0.7071067811865476
 _CLOSE = 5e-4
 
 
-def _horner(coefficients: tuple[float, ...], x: str, constant: float) -> str:
+def horner(coefficients: tuple[float, ...], x: str, constant: float) -> str:
     """C expression of ``constant + x * (c0 + x * (c1 + ...))``."""
     text = f"{coefficients[-1]:.9g}f"
     for coefficient in (*coefficients[-2::-1], constant):
@@ -54,7 +54,7 @@ def _gelu_source(coefficients: tuple[float, ...]) -> str:
     """``max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2``, which keeps NaN and infinity."""
     return (
         "  float t = fminf(fabsf(x), 1e30f), positive;\n"
-        f"  float y = {_horner(coefficients, 't', -1.0)};\n"
+        f"  float y = {horner(coefficients, 't', -1.0)};\n"
         "#ifdef __CUDA_ARCH__\n"
         '  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));\n'
         "#if __CUDA_ARCH__ >= 800\n"
@@ -82,7 +82,7 @@ _BODIES = {
         + "  return y;\n"
     ),
     "erf": (
-        f"  float t = fabsf(x) * {1 / _SQRT_HALF:.9g}f, y = {_horner(_SHORT, 't', 0.0)};\n"
+        f"  float t = fabsf(x) * {1 / _SQRT_HALF:.9g}f, y = {horner(_SHORT, 't', 0.0)};\n"
         + _instruction("ex2", "exp2f(y)")
         + "  return copysignf(1.0f - y, x);\n"
     ),
@@ -211,12 +211,17 @@ class _Rewriter:
         args = [self.visit(arg) for arg in expr.args]
         dtype = "float32" if dtype_of(expr) in NARROW else dtype_of(expr)
         if dtype == "float32":
-            if self.narrow and name in ("exp", "sigmoid", "erf"):
-                return _call(name, args[0])
             if name == "sigmoid":
-                # One plus an exponential is in the range in which the approximation is exact to a unit.
-                return _call("reciprocal", _float(1) + tirx.exp(_float(0) - args[0]))
+                return self._sigmoid(args[0])
+            if self.narrow and name in ("exp", "erf"):
+                return _call(name, args[0])
         return tirx.call_intrin(dtype, expr.op, *args)
+
+    def _sigmoid(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
+        if self.narrow:
+            return _call("sigmoid", x)
+        # One plus an exponential is in the range in which the approximation is exact to a unit.
+        return _call("reciprocal", _float(1) + tirx.exp(_float(0) - x))
 
     def _quotient(self, expr: tirx.Div) -> tirx.PrimExpr:
         left, right = self.visit(expr.a), self.visit(expr.b)
@@ -237,9 +242,9 @@ class _Rewriter:
                 continue
             scale, name, u = found
             rest = factors[:place] + factors[place + 1 :]
-            if name == "tanh" and self.narrow:
-                u = self.visit(u)
-                return self._times_all(rest, _call("sigmoid", u * _float(2)), 2 * scale)
+            if name == "tanh" and dtype_of(expr) in (*NARROW, "float32"):
+                # (1 + tanh(u)) / 2 is the sigmoid of 2 u, and has no cancellation.
+                return self._times_all(rest, self._sigmoid(self.visit(u) * _float(2)), 2 * scale)
             owner = _gelu_argument(u, rest) if name == "erf" else None
             if owner is not None:
                 x = self.visit(rest.pop(owner))

@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 from tvm import relax
+from tvm_fusion.schedules.cuda import exact_math
 from tvm_fusion.schedules.cuda.fast_math import SOURCES, fast_math
 
 from tvm_fusion.compat import tirx
@@ -19,24 +20,35 @@ op = relax.op
 INSTRUCTION = 2.0**-22
 
 
+#: What the sources use of CUDA.
+HEAD = """
+#include <cmath>
+#include <cstring>
+#define __device__
+#define __forceinline__ static inline
+static inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+static inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
+"""
+
+
 @pytest.fixture(scope="module")
 def device_functions(tmp_path_factory):
     """Our device functions, compiled for the CPU, on arrays."""
     folder = tmp_path_factory.mktemp("fast_math")
+    sources = SOURCES | {f"exact_{name}": text for name, text in exact_math.SOURCES.items()}
     loops = "".join(
         f'extern "C" void run_{name}(const float* x, float* y, int n) {{\n'
-        f"  for (int i = 0; i < n; ++i) y[i] = tvmf_{name}(x[i]);\n}}\n"
-        for name in SOURCES
+        f"  for (int i = 0; i < n; ++i) y[i] = tvmf_{name}(x[i]{', y[i]' if name == 'exact_pow' else ''});\n}}\n"
+        for name in sources
     )
-    head = "#include <cmath>\n#define __device__\n#define __forceinline__ static inline\n"
-    (folder / "f.cc").write_text(head + "".join(SOURCES.values()) + loops)
+    (folder / "f.cc").write_text(HEAD + "".join(sources.values()) + loops)
     command = ["g++", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-o", "f.so", "f.cc"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "f.so"))
 
-    def run(name: str, x: np.ndarray) -> np.ndarray:
+    def run(name: str, x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
         x = np.ascontiguousarray(x, "float32")
-        y = np.empty_like(x)
+        y = np.empty_like(x) if y is None else np.array(y, "float32")
         pointers = [ctypes.c_void_p(a.ctypes.data) for a in (x, y)]
         getattr(library, f"run_{name}")(*pointers, ctypes.c_int(x.size))
         return y.astype("float64")
@@ -164,4 +176,54 @@ def test_gelu_by_tanh_is_a_sigmoid_in_half_precision(cuda):
     assert "tvmf_sigmoid(" in cuda.check(
         cuda.function(make, (4, 96), dtype="float16"), "elementwise"
     )
-    assert "tanhf(" in cuda.check(cuda.function(make, (4, 96)), "elementwise")
+    assert "tvmf_reciprocal(" in cuda.check(cuda.function(make, (4, 96)), "elementwise")
+
+
+def test_exact_tanh(device_functions):
+    x = everywhere()[::3]
+    expected = np.tanh(x.astype("float64"))
+    assert (np.abs(device_functions("exact_tanh", x) - expected) <= 4e-7 * np.abs(expected)).all()
+    found = device_functions("exact_tanh", np.array([-math.inf, math.inf, math.nan, 0.0]))
+    np.testing.assert_array_equal(found, [-1, 1, math.nan, 0])
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_exact_sines_of_many_turns(device_functions, name):
+    x = np.concatenate([np.linspace(-10, 10, 100001), np.linspace(-1e5, 1e5, 100001)])
+    x = x.astype("float32")
+    expected = getattr(np, name)(x.astype("float64"))
+    assert np.abs(device_functions(f"exact_{name}", x) - expected).max() <= 5e-7
+
+
+def test_exact_pow(device_functions):
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.uniform(-20, 20, 300000)).astype("float32")
+    y = rng.uniform(-4, 4, 300000).astype("float32")
+    expected = np.power(x.astype("float64"), y.astype("float64"))
+    error = np.abs(device_functions("exact_pow", x, y) / expected - 1)
+    assert (error <= 3e-7 * (1 + np.abs(y))).all()
+    whole = np.rint(y)
+    expected = np.power(-x.astype("float64"), whole.astype("float64"))
+    error = np.abs(device_functions("exact_pow", -x, whole) / expected - 1)
+    assert (error <= 3e-7 * (1 + np.abs(whole))).all()
+
+
+def test_exact_pow_at_its_ends(device_functions):
+    """As C's ``powf``."""
+    ends = [0.0, -2.0, -8.0, 1.0, 2.0, 3.0, 1e30, 1e-30, math.inf, math.nan, 5.0]
+    powers = [0.0, -1.0, 0.0, 0.5, 3.0, -2.0, 1.5, 127.0, 2.0, 2.5, -300.0]
+    x, y = (np.array(a, "float32").ravel() for a in np.meshgrid(ends, powers))
+    with np.errstate(all="ignore"):
+        expected = np.power(x, y).astype("float64")
+    np.testing.assert_allclose(device_functions("exact_pow", x, y), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["power", "tanh", "sin", "cos", "tan"])
+def test_kernels_hold_what_their_types_promise(cuda, name, dtype):
+    """With the fast forms powers of negative numbers are NaN, and float32 has the digits of float16."""
+    make = (lambda e, x, y: e(op.power(x, op.floor(y)))) if name == "power" else None
+    make = make or (lambda e, x: e(getattr(op, name)(x)))
+    shapes = [(4, 96)] * (2 if name == "power" else 1)
+    source = cuda.check(cuda.function(make, *shapes, dtype=dtype), "elementwise")
+    assert f"tvmf_exact_{'pow' if name == 'power' else name}(" in source

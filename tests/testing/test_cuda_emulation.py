@@ -176,3 +176,19 @@ def test_the_real_compiler_is_put_back(monkeypatch):
     with pytest.raises(OSError, match="compile"):
         cuda_emulation.cuda_source(func, parse_target("cuda:sm_90"))
     assert tvm.get_global_func(name).same_as(before)
+
+
+def test_fast_math_is_as_wrong_as_on_a_gpu():
+    """``--use_fast_math``: powers of negative numbers are NaN, tanh has 10 bits, sines lose their turns."""
+    x = np.array([-1.5, 0.3, 700.0, 0.0], "float32")
+    data = {"a": x, "b": np.zeros(4, "float32")}
+    body = """
+  b_ptr[0] = powf(a_ptr[0], 2.0f); b_ptr[1] = tanhf(a_ptr[1]); b_ptr[2] = sinf(a_ptr[2]);
+  b_ptr[3] = max(a_ptr[3], -CUDART_INF_F);
+"""
+    emulate(source(body), Launch((1, 1, 1), (1, 1, 1)), data)
+    result = data["b"]
+    assert np.isnan(result[0])
+    assert 1e-6 < abs(result[1] - np.tanh(0.3)) < 2**-11
+    assert 1e-6 < abs(result[2] - np.sin(700.0)) < 1e-3
+    assert result[3] == 0

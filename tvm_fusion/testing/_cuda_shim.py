@@ -70,6 +70,15 @@ typedef nv_bfloat162 __nv_bfloat162; typedef half2 __half2;
 """
 
 _MATH = r"""
+static inline float FastPow(float x, float y) { return std::exp2(y * std::log2(x)); }  // NaN for x < 0
+static inline double FastTurns(float x) { return double(x * 0.15915494f) * 6.283185307179586; }
+static inline float FastSin(float x) { return std::sin(FastTurns(x)); }
+static inline float FastCos(float x) { return std::cos(FastTurns(x)); }
+static inline float FastTan(float x) { return FastSin(x) / FastCos(x); }
+static inline float FastTanh(float x) {  // 10 bits of mantissa
+  int exponent; float mantissa = std::frexp(std::tanh(x), &exponent);
+  return std::isfinite(mantissa) ? std::ldexp(std::nearbyint(mantissa * 2048.0f) / 2048.0f, exponent) : mantissa;
+}
 static inline half __float2half_rn(float x) { return half(x); }
 static inline half __float2half(float x) { return half(x); }
 static inline float __half2float(half x) { return float(x); }
@@ -91,7 +100,7 @@ NARROW_UNARY(hrsqrt, 1.0f / std::sqrt) NARROW_UNARY(htan, std::tan) NARROW_UNARY
 NARROW_UNARY(__hneg, -)
 #define NARROW_BINARY(NAME, RESULT) \
   template <int k> static inline Narrow<k> NAME(Narrow<k> x, Narrow<k> y) { return Narrow<k>(RESULT); }
-NARROW_BINARY(hpow, std::pow(float(x), float(y))) NARROW_BINARY(__hadd, float(x) + float(y))
+NARROW_BINARY(hpow, FastPow(float(x), float(y))) NARROW_BINARY(__hadd, float(x) + float(y))
 NARROW_BINARY(__hsub, float(x) - float(y)) NARROW_BINARY(__hmul, float(x) * float(y))
 NARROW_BINARY(__hdiv, float(x) / float(y))
 NARROW_BINARY(__hmax, float(max(x, y))) NARROW_BINARY(__hmin, float(min(x, y)))
@@ -132,7 +141,11 @@ template <int k> static inline unsigned Pack(Narrow<k> x, Narrow<k> y) { return 
 static inline unsigned __pack_half2(half x, half y) { return Pack(x, y); }
 static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return Pack(x, y); }
 
-// Fast forms give the accurate value here.
+#define CUDART_INF_F INFINITY
+#define CUDART_INF double(INFINITY)
+#define CUDART_NAN_F NAN
+#define CUDART_NAN double(NAN)
+// Fast forms give the accurate value here, but for those that --use_fast_math makes much worse or wrong.
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 static inline float __frsqrt_rn(float x) { return 1.0f / std::sqrt(x); }
@@ -155,11 +168,16 @@ static inline float normcdff(float x) { return 0.5f * std::erfc(-x * 0.70710678f
 #define __logf logf
 #define __log2f log2f
 #define __log10f log10f
-#define __powf powf
-#define __sinf sinf
-#define __cosf cosf
-#define __tanf tanf
-#define __tanhf tanhf
+#define __powf FastPow
+#define powf FastPow
+#define __sinf FastSin
+#define sinf FastSin
+#define __cosf FastCos
+#define cosf FastCos
+#define __tanf FastTan
+#define tanf FastTan
+#define __tanhf FastTanh
+#define tanhf FastTanh
 template <typename To, typename From> static inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From)); To to; std::memcpy(&to, &from, sizeof to); return to;
 }

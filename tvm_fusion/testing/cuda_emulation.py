@@ -12,8 +12,9 @@ and so do variables. The threads can run in reverse order, which gives another r
 
 Values are not those of a GPU to the last bit: matrix instructions add their products in float32, one after the other,
 while hardware adds several at once and truncates; tf32 operands lose their last 13 bits as in hardware; fast functions
-such as ``__expf`` are the accurate ones. Of wgmma, only products of two operands in dynamic shared memory with the
-reduction innermost and 128-byte swizzle are covered. Not covered: TMA, wmma, barriers of part of a block.
+such as ``__expf`` are the accurate ones, but those that ``--use_fast_math`` makes wrong or much worse (powers, tanh,
+sines of many turns) are as wrong. Of wgmma, only products of two operands in dynamic shared memory with the reduction
+innermost and 128-byte swizzle are covered. Not covered: TMA, wmma, barriers of part of a block.
 """
 
 from __future__ import annotations
