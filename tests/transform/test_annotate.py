@@ -7,7 +7,7 @@ import pytest
 import tvm_fusion as tf
 from tvm_fusion.compat import relax, structural_equal, tvm
 from tvm_fusion.config import FusionConfig
-from tvm_fusion.errors import TargetError
+from tvm_fusion.errors import PlanError, TargetError
 from tvm_fusion.graph.relax import from_relax
 from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.testing.blocks import residual_block
@@ -240,3 +240,32 @@ def test_parts_are_positions_so_that_equal_blocks_hash_equal():
     assert parts_from(left.attrs, order) == (
         ("vertical", names[0]), ("vertical", names[1]), ("horizontal", (names[0][0], names[1][0])),
     )  # fmt: skip
+
+
+def diamond():
+    """Two chains of two operators that cross: a → d and b → c, read by one another's ends."""
+    b = ModuleBuilder()
+    x = b.input("x", (1, 8))
+    first, second = b.relu("first", x), b.op("second", relax.op.tanh(x))
+    third = b.add("third", first, second)
+    return b.finish(b.add("fourth", b.op("middle", relax.op.exp(third)), first))
+
+
+def alone(*operators):
+    """Some operators as a group."""
+    return Proposal("vertical", operators, (), (operators,), 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        ({"g": alone("first", "fourth")}, "^g need"),
+        ({"g": alone("first", "middle"), "h": alone("second", "third")}, "^(g and h|h and g) need"),
+    ],
+)
+def test_groups_that_close_a_cycle_are_refused(made, names):
+    mod = diamond()
+    with pytest.raises(PlanError, match=names):
+        annotate(mod, from_relax(mod), made)
+    fine = {"g": alone("first", "second"), "h": alone("middle", "fourth")}
+    assert len(groups(annotate(mod, from_relax(mod), fine))) == 2

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compat import ir, relax, tvm, update_type, with_functions
+from ..errors import PlanError
 from ..graph.relax import RelaxGraph
 from ..strategies.base import Proposal
 from .rename import LiftConstants
@@ -77,7 +78,13 @@ def annotate(
 def _units(
     bindings: Sequence[Any], position: Mapping[Any, int], group_of: Mapping[int, str]
 ) -> list[list[int]]:
-    """Contract groups and sort topologically, keeping the original order where dependence allows."""
+    """Contract groups and sort topologically, keeping the original order where dependence allows.
+
+    Raises
+    ------
+    PlanError
+        If groups need each other's results.
+    """
     members: dict[Any, list[int]] = {}
     unit_of = [group_of.get(i, i) for i in range(len(bindings))]
     for i, unit in enumerate(unit_of):
@@ -88,11 +95,13 @@ def _units(
         found = (unit_of[position[v]] for v in reads if v in position)
         needs[unit] = list(dict.fromkeys(u for u in found if u != unit))
     done: set[Any] = set()
+    active: set[Any] = set()
     out: list[list[int]] = []
     for root in members:
         stack = [(root, iter(needs[root]))]
         while stack:  # an explicit stack: models have chains deeper than Python's recursion limit
             unit, rest = stack[-1]
+            active.add(unit)
             following = next((u for u in rest if u not in done), None)
             if unit in done:
                 stack.pop()
@@ -100,6 +109,13 @@ def _units(
                 done.add(unit)
                 out.append(members[unit])
                 stack.pop()
+            elif following in active:
+                path = [u for u, _ in stack]
+                names = [u for u in path[path.index(following) :] if isinstance(u, str)]
+                raise PlanError(
+                    f"{' and '.join(names)} need their own results through other kernels; "
+                    "take an operator out of one of them"
+                )
             else:
                 stack.append((following, iter(needs[following])))
     return out
