@@ -8,6 +8,8 @@ from a function that is not split into host and device yet; a pass below adds it
 Buffers that blocks allocate are compacted to what is used of them. Kernels that templates write statement by statement
 have none: the pass finds nothing to do, and takes most of the time of their lowering to find that out (3 of 4 seconds
 for a convolution that reads through a ReLU), since it bounds the index of every access.
+
+Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from ..compat import Target, ir, s_tir, tirx, tvm
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
+from ..schedules.cuda.exact_math import exact_functions
 from ..targets import with_variant
 
 #: Name under which the pipeline is registered with TVM.
@@ -43,7 +46,11 @@ class LowerKernels:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Lower a module of PrimFuncs."""
         lower, _, _ = s_tir.pipeline.default_s_tir_pipeline()
-        functions = dict(mod.functions_items())
+        # Templates have done this; TVM's default schedules have not.
+        functions = {
+            gv: exact_functions(f) if _is_for_cuda(f) else f for gv, f in mod.functions_items()
+        }
+        mod = tvm.IRModule(functions, attrs=mod.attrs)
         exact = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
         if not exact:
             return lower(mod)
@@ -61,6 +68,11 @@ class LowerKernels:
             return lower(mod)
         parts[0].update(parts[1])
         return parts[0]
+
+
+def _is_for_cuda(func: tirx.PrimFunc) -> bool:
+    target = func.attrs.get("target") if func.attrs is not None else None
+    return target is not None and target.kind.name == "cuda"
 
 
 def _allocates_in_blocks(func: tirx.PrimFunc) -> bool:
