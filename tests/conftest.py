@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import zlib
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,13 @@ from hypothesis import settings
 # A loaded machine makes any one example slow; slowness is no failure here.
 settings.register_profile("tvm_fusion", deadline=None, print_blob=True)
 settings.load_profile("tvm_fusion")
+
+#: Slow tests that are many: each builds a few kernels of a template. Any part of them covers every template.
+_KERNELS = (
+    "tests/schedules/",
+    "tests/transform/test_lower_groups.py",
+    "tests/build/test_emulated_plans.py",
+)
 
 MARKERS = {
     "slow": "takes long; runs with --slow only",
@@ -22,8 +30,14 @@ MARKERS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--slow``."""
+    """Add ``--slow`` and ``--slow-part``."""
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--slow-part",
+        default="1/1",
+        metavar="K/N",
+        help="of the slow tests of kernels only the Kth of N parts (by a checksum of their names)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,8 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine or command line leaves out, saying why."""
     for item in items:
-        for name, reason in _reasons(config, {mark.name for mark in item.iter_markers()}).items():
+        marks = {mark.name for mark in item.iter_markers()}
+        for name, reason in _reasons(config, marks).items():
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
+        if (
+            "slow" in marks
+            and item.nodeid.startswith(_KERNELS)
+            and not _in_part(config, item.nodeid)
+        ):
+            item.add_marker(pytest.mark.skip(reason="slow: in another part (--slow-part)"))
+
+
+def _in_part(config: pytest.Config, name: str) -> bool:
+    """Whether a slow test of kernels belongs to the part that is asked for."""
+    part, parts = map(int, config.getoption("--slow-part").split("/"))
+    return zlib.crc32(name.encode()) % parts == part % parts
 
 
 def _reasons(config: pytest.Config, marks: set[str]) -> dict[str, str]:
