@@ -122,6 +122,10 @@ def _stages(
 ) -> list[Stage] | None:
     own = rows.row_iters[described.name]
     wide = any(e != 1 and i not in own for i, e in enumerate(described.extents))
+    if described.is_reduction and not wide:
+        return (
+            None  # of one element (a softmax over one column): a stage would add it once a column
+        )
     replaced = _by_row_and_column(block, described, rows, columns, extents, variables)
     return stages_of_block(block, described, replaced, wide)
 

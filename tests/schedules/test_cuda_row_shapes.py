@@ -120,3 +120,19 @@ def test_registers_bound_what_a_thread_holds(cuda):
         _, _, shape = chosen(func, arch)
         assert shape.elements * shape.lanes * shape.lines <= 65536
         assert shape.elements <= 100
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("build", "shapes"),
+    [
+        # A reduction of one element behind one of many: its element counts once, not once a column.
+        (lambda e, x, y: e(op.nn.softmax(e(op.matmul(x, y)))), ((3, 5, 16), (3, 16, 1))),
+        (lambda e, x, y: e(op.nn.softmax(e(op.matmul(x, y)))), ((5, 700), (700, 1))),
+        (lambda e, x: e(op.sum(e(op.sum(x, [2], keepdims=True)), [2])), ((3, 5, 40),)),
+        (lambda e, x: e(op.nn.log_softmax(e(op.max(x, [1], keepdims=True)))), ((6, 33),)),
+    ],
+)
+def test_reductions_of_one_element_behind_others(cuda, build, shapes, arch, dtype):
+    cuda.check(cuda.function(build, *shapes, dtype=dtype), "rows", arch=arch)
