@@ -116,3 +116,12 @@ def test_every_factor_of_elu_counts(layer, run_module):
     mod = frontend.load(torch.export.export(net, (x,)))
     (got,) = run_module(mod, x.numpy())
     assert np.allclose(got, net(x).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_without_weights(affine, run_module):
+    """TVM's own converter fails on it."""
+    net = torch.nn.GroupNorm(2, 6, affine=affine)
+    x = torch.randn(2, 6, 5, 3)
+    (got,) = run_module(frontend.load(torch.export.export(net, (x,))), x.numpy())
+    np.testing.assert_allclose(got, net(x).detach().numpy(), atol=1e-5)

@@ -7,12 +7,14 @@ import io
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import fx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..compat import BlockBuilder, ir, relax, silent_native, tvm
 from ..errors import UnsupportedOperatorError
+from .canonical.constants import to_constant
 from .canonical.rewrite import op_name, with_attrs
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
@@ -68,6 +70,8 @@ class _NamedImporter(ExportedProgramImporter):
         self.where = "the program"
         # TVM's own converter drops two of the operator's three factors, which SELU sets.
         self.convert_map["elu.default"] = self._elu
+        # TVM's own converter fails without weights.
+        self.convert_map["native_group_norm.default"] = self._group_norm_with_weights
         self.convert_map = {
             name: self._marking(convert) for name, convert in self.convert_map.items()
         }
@@ -109,6 +113,20 @@ class _NamedImporter(ExportedProgramImporter):
         below = emit(op.multiply(emit(op.subtract(grown, one)), alpha))
         value = emit(op.add(emit(op.nn.relu(x)), emit(op.minimum(below, zero))))
         return value if given["scale"] == 1 else emit(op.multiply(value, scale))
+
+    def _group_norm_with_weights(self, node: fx.Node) -> relax.Expr:
+        """``native_group_norm(x, weight, bias, N, C, HxW, group, eps)``, ones and zeros where weights are None."""
+        x, gamma, beta, _, channels, _, groups, epsilon = self.retrieve_args(node)
+        dtype = str(x.ty.dtype)
+        if gamma is None:
+            gamma = to_constant(np.ones(int(channels), "float32"), dtype)
+        if beta is None:
+            beta = to_constant(np.zeros(int(channels), "float32"), dtype)
+        axes = list(range(2, int(x.ty.ndim)))
+        norm = relax.op.nn.group_norm(
+            x, gamma, beta, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon
+        )
+        return self.block_builder.emit(norm)
 
     def _marking(self, convert: Callable[[fx.Node], object]) -> Callable[[fx.Node], object]:
         def converted(node: fx.Node) -> object:

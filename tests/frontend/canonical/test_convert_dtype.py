@@ -114,3 +114,22 @@ def test_same_dtype_and_double_stay(check_pass):
 def test_unknown_dtype():
     with pytest.raises(ValueError, match="float32, float16, bfloat16"):
         ConvertDtype("int8")
+
+
+def test_what_tvm_has_in_float32_only_stays_there(operators):
+    @I.ir_module
+    class Norm:
+        @R.function
+        def main(x: R.Tensor((1, 4, 3, 3), "float32"), g: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                norm = R.nn.group_norm(x, g, g, num_groups=2, channel_axis=1, axes=[2, 3])
+                act = R.nn.relu(norm)
+                R.output(act)
+            return act
+
+    wide = ConvertDtype("bfloat16")(Norm)
+    names = [op for _, op in operators(wide)]
+    assert names == ["astype", "astype", "astype", "nn.group_norm", "astype", "nn.relu"]
+    assert str(wide["main"].ret_ty.dtype) == "bfloat16"
+    half = ConvertDtype("float16")(Norm)  # TVM has it in float16
+    assert [op for _, op in operators(half)] == ["nn.group_norm", "nn.relu"]

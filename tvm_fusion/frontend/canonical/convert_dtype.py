@@ -16,7 +16,8 @@ _ANCHORS = ("nn.conv", "matmul", "linear", "einsum")
 class ConvertDtype:
     """Convert parameters, constants and operators between float32, float16 and bfloat16.
 
-    Types are deduced anew; casts between these dtypes disappear; integers and booleans stay.
+    Types are deduced anew; casts between these dtypes disappear; integers and booleans stay. An
+    operator that TVM has in float32 only (a group norm, for bfloat16) stays there, between casts.
     Constants out of the new range become its largest finite value (a mask of -1e9 must not become
     -inf).
 
@@ -61,7 +62,26 @@ class _Rewriter(BindingRewriter):
         call = value
         if not all(a.same_as(b) for a, b in zip(args, value.args, strict=True)):
             call = ir.Call(value.op, args, value.attrs, value.ty_args, value.span)
-        return self._attributes(call)
+        call = self._attributes(call)
+        return (
+            call if self._dtype != "bfloat16" or self._is_legal(call) else self._wide(name, value)
+        )
+
+    def _is_legal(self, call: ir.Expr) -> bool:
+        try:
+            self.typed(call)
+        except TypeError:
+            return False
+        return True
+
+    def _wide(self, name: str, value: ir.Call) -> ir.Expr:
+        """The operator in float32, of operands that were converted already."""
+        args = [
+            self.emit(name, relax.op.astype(arg, "float32")) if _dtype_is(arg, self._dtype) else arg
+            for arg in value.args
+        ]
+        wide = ir.Call(value.op, args, value.attrs, value.ty_args, value.span)
+        return relax.op.astype(self.emit(name, wide), self._dtype)
 
     def _leaf(self, expr: ir.Expr) -> ir.Expr:
         if isinstance(expr, relax.Tuple):
