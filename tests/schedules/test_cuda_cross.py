@@ -269,7 +269,10 @@ def test_real_shapes_do_not_spill(cuda, name, arch):
 def test_real_shapes_do_not_spill_in_half_precision(cuda, name, layout, arch):
     make, most = REAL[name]
     group = joined(cuda, make(ModuleBuilder("float16", layout)), "float16")
-    assert cuda.resources(group.func, arch).registers <= most
+    found = cuda.resources(group.func, arch)
+    # Tensor cores keep as many sums in registers as fit.
+    on_tensor_cores = layout == "NHWC" and arch != "sm_75"
+    assert found.spill_bytes == 0 and (on_tensor_cores or found.registers <= most)
 
 
 # ---- through shared memory ---------------------------------------------------------------------

@@ -165,9 +165,14 @@ def test_ctrl_c_ends_the_workers(toy):
     for worker in pool.workers:
         worker.start()
     pids = [worker.pid for worker in pool.workers]
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        pool.map([{"do": "hang"}] * 8, 60)
+    # Tests may run as a background job, which ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.map([{"do": "hang"}] * 8, 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
