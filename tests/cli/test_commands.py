@@ -184,6 +184,16 @@ def test_shape_fixes_a_symbolic_dimension(tmp_path, capsys) -> None:
     assert "dynamic_shape" in {item.reason for item in loose.ungrouped}
 
 
+@pytest.mark.parametrize("command", ["verify", "bench", "tune"])
+def test_what_runs_a_model_wants_its_shapes(command, tmp_path, capsys) -> None:
+    file = tmp_path / "symbolic.onnx"
+    onnx.save(build("N"), file)
+    more = ["--work-dir", str(tmp_path / "work")] if command == "tune" else []
+    assert main([command, str(file), *more]) == 2
+    assert "input 'x' has a symbolic shape; fix it with --shape" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
 def test_compile_says_what_was_saved(model, tmp_path, capsys) -> None:
     assert main(["compile", model, "-o", str(tmp_path / "a.so")]) == 0
     assert "kernel launches unfused" in capsys.readouterr().out

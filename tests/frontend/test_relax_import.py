@@ -83,3 +83,6 @@ def test_suffix_and_missing_file(tmp_path):
     for name in ("model.onnx", "model.pt2", "model.json"):
         with pytest.raises(InvalidModelError, match="does not exist"):
             load(tmp_path / name)
+        (tmp_path / name).mkdir()
+        with pytest.raises(InvalidModelError, match="is a folder"):
+            load(tmp_path / name)

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..compat import Target, tvm
 from ..planner.plan import Plan
-from .inputs import random_array
+from .inputs import random_array, require_static
 from .model import compile_model, unfused_plan
+from .signature import signature_of
 
 #: Least seconds of one measurement: shorter ones show the clock and the launch rather than the model.
 _MEASUREMENT = 2e-3
@@ -78,7 +79,13 @@ def compare(
         Seed of the random inputs.
     progress : callable, optional
         Called with the measurements done and their number.
+
+    Raises
+    ------
+    ValueError
+        If the shape of an input is symbolic.
     """
+    require_static(signature_of(mod, target).inputs)
     sides = [compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))]
     rng = np.random.default_rng(seed)
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]

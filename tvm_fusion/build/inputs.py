@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..errors import VerificationError
 from .signature import TensorSpec
 
 
@@ -33,18 +32,21 @@ def make_inputs(specs: Sequence[TensorSpec], count: int, seed: int) -> Iterator[
 
     Raises
     ------
-    VerificationError
+    ValueError
         If a shape is symbolic.
     """
-    for spec in specs:
-        if not all(isinstance(extent, int) for extent in spec.shape):
-            raise VerificationError(
-                f"input {spec.name!r} has a symbolic shape; fix it with --shape"
-            )
+    require_static(specs)
     yield [position_coded(spec) for spec in specs]
     rng = np.random.default_rng(seed)
     for _ in range(count):
         yield [random_array(spec, rng) for spec in specs]
+
+
+def require_static(specs: Sequence[TensorSpec]) -> None:
+    """Raise ValueError, naming the input, if a shape is symbolic: such a model cannot be run on made-up inputs."""
+    for spec in specs:
+        if not all(isinstance(extent, int) for extent in spec.shape):
+            raise ValueError(f"input {spec.name!r} has a symbolic shape; fix it with --shape")
 
 
 def position_coded(spec: TensorSpec) -> np.ndarray:

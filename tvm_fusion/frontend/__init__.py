@@ -66,6 +66,8 @@ def load(
         raise InvalidModelError(
             f"cannot tell the kind of the model file {str(path)!r}: its name must end in {', '.join(_LOADERS)}"
         )
+    if path.is_dir():
+        raise InvalidModelError(f"{str(path)!r} is a folder; name a model file")
     if not path.is_file():
         raise InvalidModelError(f"the model file {str(path)!r} does not exist")
     module, function = loader

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..build.inputs import require_static
+from ..build.signature import signature_of
 from ..compat import Target, tvm
 from ..config import FusionConfig
 from ..errors import DatabaseError, TuningError
@@ -115,6 +117,8 @@ def tune_model(
 
     Raises
     ------
+    ValueError
+        If the shape of an input is symbolic.
     TuningError
         If nothing can be measured there, or with ``require_cached`` something would have to be.
     DatabaseError
@@ -122,6 +126,7 @@ def tune_model(
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, not {trials}")
+    require_static(signature_of(mod, target).inputs)
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(mod, target))
     if not require_cached:
         place.create()
