@@ -96,7 +96,7 @@ class Session:
         self.calls: list[tuple[TunedKernel, int]] = []
 
     def run(self) -> Plan:
-        """Tune within the budget and return the best plan; every group and operator was measured."""
+        """Tune within the budget and return the best plan; what it left unmeasured counts as predicted."""
         self.variations = explore(self.graph, self._device, self.config)
         kernels = self.times.kernels_of([*self._singles(), *self._explored()])
         self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
