@@ -14,6 +14,7 @@ import itertools
 import numpy as np
 
 from ..devices import DeviceSpec
+from .fastest import fastest
 from .fma_tiles import (
     ADDRESSES,
     FEW_ADDRESSES,
@@ -132,8 +133,7 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     if not len(tiles):
         return ()
     times = microseconds_of(problem, device, Columns(tiles), RATES)
-    # Of tiles that take the same time, the smallest in every field: the choice never depends on the machine.
-    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    order = fastest(tiles, times, count)
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
 
 

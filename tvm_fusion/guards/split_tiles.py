@@ -16,6 +16,7 @@ import numpy as np
 from ..devices import DeviceSpec
 from . import fma_model, fma_tiles, tensor_tiles, warpgroup_tiles
 from .clusters import most_blocks, reached
+from .fastest import fastest
 from .tensor_rows import ROW_RATES
 from .tensor_tiles import COLUMNS, ROWS
 
@@ -163,7 +164,7 @@ def _search(problem, device: DeviceSpec, count: int, kind: Callable, sums: int) 
             break
         tiles = kind(sliced(problem, slices), device)
         times = split_microseconds(problem, device, tiles, slices, sums)
-        order = np.lexsort((*tiles.fields.T[::-1], np.round(times, 6)))[:count]
+        order = fastest(tiles.fields, times, count)
         best = [i for i in order if np.isfinite(times[i])]
         choice = fma_model.Choice if kind is _fma else tensor_tiles.Choice
         choices += [choice(tiles.make(tiles.fields[i], slices), float(times[i])) for i in best]

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..devices import DeviceSpec
 from .clusters import most_blocks, reached
+from .fastest import fastest
 from .tensor_tiles import (
     COLUMNS,
     FRAGMENTS,
@@ -107,7 +108,7 @@ def best_row_tiles(problem: RowProblem, device: DeviceSpec, count: int = 1) -> t
     if not len(tiles):
         return ()
     times = _microseconds(problem, device, tiles.T)
-    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    order = fastest(tiles, times, count)
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..devices import DeviceSpec
 from .clusters import reached
+from .fastest import fastest
 
 #: Rows and columns of one ``mma.sync``, and bytes of each that it multiplies: 16 elements of 16 bits, or 8 of TF32.
 ROWS, COLUMNS, STEP = 16, 8, 32
@@ -280,8 +281,7 @@ def best_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Ch
     if not len(tiles):
         return ()
     times = microseconds_of(problem, device, tiles.T, RATES)
-    # Of tiles that take the same time, the smallest in every field: the choice never depends on the machine.
-    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    order = fastest(tiles, times, count)
     return tuple(Choice(Tile(*map(int, tiles[i])), float(times[i])) for i in order)
 
 

@@ -9,6 +9,7 @@ import itertools
 import numpy as np
 
 from ..devices import DeviceSpec
+from .fastest import fastest
 from .tensor_tiles import RATES as MMA_RATES
 from .tensor_tiles import Choice, Problem, Tile, best_tiles
 
@@ -88,7 +89,7 @@ def warpgroup_tiles(problem: Problem, device: DeviceSpec, count: int = 1) -> tup
     if not len(tiles):
         return ()
     times = microseconds_of(problem, device, tiles.T, RATES)
-    order = np.lexsort((*tiles.T[::-1], np.round(times, 6)))[:count]
+    order = fastest(tiles, times, count)
     return tuple(Choice(Tile(*map(int, tiles[i]), warpgroup=True), float(times[i])) for i in order)
 
 
