@@ -253,6 +253,8 @@ def _apply(
     if root_block(func) is not None:
         scheduled = _with_root(scheduled)
     if target.kind.name == "cuda":
+        # Our own pipeline does this to every kernel; whoever takes scheduled functions into another needs it here.
+        # Imported late, as the templates are (see `templates`).
         from .cuda.exact_math import exact_functions
 
         scheduled = exact_functions(scheduled)

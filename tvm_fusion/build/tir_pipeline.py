@@ -51,15 +51,15 @@ class LowerKernels:
             gv: exact_functions(f) if _is_for_cuda(f) else f for gv, f in mod.functions_items()
         }
         mod = tvm.IRModule(functions, attrs=mod.attrs)
-        exact = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
-        if not exact:
+        plain = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
+        if not plain:
             return lower(mod)
-        if len(exact) == len(functions):
+        if len(plain) == len(functions):
             return _lowered_without(lower, mod, ctx, _COMPACT)
-        others = {gv: f for gv, f in functions.items() if gv not in exact}
+        others = {gv: f for gv, f in functions.items() if gv not in plain}
         parts = [
             _lowered_without(
-                lower, tvm.IRModule(exact, attrs=mod.attrs), ctx, _COMPACT, _MARK_ONLY
+                lower, tvm.IRModule(plain, attrs=mod.attrs), ctx, _COMPACT, _MARK_ONLY
             ),
             _lowered_without(lower, tvm.IRModule(others, attrs=mod.attrs), ctx, _MARK_ONLY),
         ]
