@@ -139,7 +139,7 @@ class Session:
             names = "; ".join(" + ".join(kernel.operators) for kernel in missing[:3])
             were = "kernel of the plan was" if len(missing) == 1 else "kernels of the plan were"
             raise TuningError(
-                f"{len(missing)} {were} never measured ({names}); tune first, without require_cached"
+                f"{len(missing)} {were} never measured ({names}); tune first, without require_cached (--require-cached)"
             )
         return plan
 
