@@ -1,4 +1,4 @@
-"""Names that change between TVM releases, in one place (written for apache-tvm 0.27).
+"""Names that change between releases of TVM or Python, in one place (written for apache-tvm 0.27).
 
 TVM renames much at each release (``tir`` became ``tirx`` and ``s_tir``, ``struct_info`` became
 ``ty``). Modules of this package take such names from here.
@@ -36,6 +36,7 @@ __all__ = [
     "cuda_func_call",
     "ir",
     "mutator",
+    "process_cpu_count",
     "relax",
     "s_tir",
     "script_builder",
@@ -59,6 +60,16 @@ for _error in vars(errors).values():
 
 structural_equal = tvm_ffi.structural_equal
 structural_hash = tvm_ffi.structural_hash
+
+
+def process_cpu_count() -> int:
+    """Count the cores that this process may use (``os.process_cpu_count`` of Python 3.13).
+
+    A container or ``taskset`` gives fewer than the machine has.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -10,13 +10,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import tvm_ffi
 
-from ..compat import tvm
+from ..compat import process_cpu_count, tvm
 from .cuda_source import COMPILE_HOOK, HOOK_LOCK
 from .ptxas import assemble
 
@@ -45,7 +44,7 @@ def cubins_of(sources: Sequence[str], arch: str) -> dict[bytes, bytes]:
         If nvcc is missing or rejects a source.
     """
     distinct = list(dict.fromkeys(sources))
-    with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(process_cpu_count()) as pool:
         made = list(pool.map(lambda source: assemble(source, arch)[0], distinct))
     return {digest(s): code for s, code in zip(distinct, made, strict=True)}
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
-import os
 import re
 from collections.abc import Sequence
 
-from ..compat import Target, s_tir, structural_equal, structural_hash, tirx, tvm
+from ..compat import Target, process_cpu_count, s_tir, structural_equal, structural_hash, tirx, tvm
 from ..errors import CompilerError, LoweringError
 from ..graph.relax import from_relax
 from ..guards import Resources
@@ -133,7 +132,7 @@ class KernelCompiler:
     ) -> dict[str, tuple[KernelResources, int | None] | str]:
         """Compile functions, some at a time on each core; a message for each that fails."""
         names = list(scheduled)
-        workers = max(1, min(os.cpu_count() or 1, len(names)))
+        workers = max(1, min(process_cpu_count(), len(names)))
         chunks = [names[i::workers] for i in range(workers) if names[i::workers]]
         out: dict[str, tuple[KernelResources, int | None] | str] = {}
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:

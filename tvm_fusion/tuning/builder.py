@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..compat import process_cpu_count
 from .measure import BuildFailure, BuildRequest, Built, KernelSource
 from .process import Answer, Worker, WorkerPool
 
@@ -27,7 +28,7 @@ class Builder:
     Parameters
     ----------
     workers : int, optional
-        Worker processes; one per core when absent.
+        Worker processes; one per core that this process may use when absent.
     timeout_s : float
         Seconds for one candidate. The start of a worker does not count.
     folder : Path, optional
@@ -41,7 +42,7 @@ class Builder:
         self._temporary = tempfile.TemporaryDirectory(prefix="tvm_fusion-") if not folder else None
         self._folder = Path(folder or self._temporary.name)
         self._folder.mkdir(parents=True, exist_ok=True)
-        count = workers or os.cpu_count() or 1
+        count = workers or process_cpu_count()
         self._pool = WorkerPool([Worker(_MODULE, environment=_ENVIRONMENT) for _ in range(count)])
 
     def build(self, requests: Sequence[BuildRequest]) -> list[Built | BuildFailure]:
