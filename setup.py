@@ -48,6 +48,8 @@ EXTRAS = {
         "clang-format==18.1.8",
         "hypothesis",
         "pytest",
+        # For tests of machine code.
+        "nvidia-cuda-nvdisasm",
         "pytest-xdist",
         "ruff==0.17.*",
         "setuptools>=77",

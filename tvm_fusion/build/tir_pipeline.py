@@ -9,7 +9,8 @@ Buffers that blocks allocate are compacted to what is used of them. Kernels that
 have none: the pass finds nothing to do, and takes most of the time of their lowering to find that out (3 of 4 seconds
 for a convolution that reads through a ReLU), since it bounds the index of every access.
 
-Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``).
+Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), and reads of what other
+kernels wrote are kept behind the wait for them (``ordered_reads.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
 from ..targets import with_variant
+from .ordered_reads import WAIT, device_function, ordered_reads
 
 #: Name under which the pipeline is registered with TVM.
 NAME = "tvm_fusion"
@@ -31,9 +33,6 @@ _DYNAMIC = "tirx.use_dyn_shared_memory"
 _LEAST_ARCH = 90
 #: How the names of device functions with warpgroup instructions begin.
 _WARPGROUP = "tvmf_wgmma"
-#: Device function that waits for the previous kernel.
-_WAIT = "tvmf_wait_for_previous"
-
 
 #: The pass that compacts buffers, and the one that marks the only function of a module.
 _COMPACT, _MARK_ONLY = "s_tir.CompactBufferAllocation", "tirx.AnnotateEntryFunc"
@@ -48,7 +47,8 @@ class LowerKernels:
         lower, _, _ = s_tir.pipeline.default_s_tir_pipeline()
         # Templates have done this; TVM's default schedules have not.
         functions = {
-            gv: exact_functions(f) if _is_for_cuda(f) else f for gv, f in mod.functions_items()
+            gv: ordered_reads(exact_functions(f)) if _is_for_cuda(f) else f
+            for gv, f in mod.functions_items()
         }
         mod = tvm.IRModule(functions, attrs=mod.attrs)
         plain = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
@@ -100,7 +100,9 @@ class OverlapLaunches:
         for gv, func in mod.functions_items():
             if func.attrs is None or _PARAMETERS not in func.attrs:
                 continue
-            if arch_number(func.attrs["target"]) < _LEAST_ARCH or not _waits(func):
+            if arch_number(func.attrs["target"]) < _LEAST_ARCH or WAIT not in _device_functions(
+                func
+            ):
                 continue
             tags = [str(tag) for tag in func.attrs[_PARAMETERS]]
             if _TAG not in tags:
@@ -111,17 +113,9 @@ class OverlapLaunches:
         return mod
 
 
-def _waits(func: tirx.PrimFunc) -> bool:
-    return any(name == _WAIT for name in _device_functions(func))
-
-
 def _device_functions(func: tirx.PrimFunc) -> list[str]:
     """Names of the device functions that a function calls."""
-    return [
-        str(getattr(call.args[0], "value", ""))
-        for call in nodes_of(func.body, ir.Call)
-        if getattr(call.op, "name", "") == "tirx.cuda.func_call"
-    ]
+    return [device_function(call) for call in nodes_of(func.body, ir.Call)]
 
 
 def target_of(mod: tvm.IRModule, target: Target) -> Target:
