@@ -32,6 +32,7 @@ from tvm_fusion.planner.assemble import proposals_of
 from tvm_fusion.planner.cost import fused_cost
 from tvm_fusion.planner.plan import Plan
 from tvm_fusion.strategies.base import Proposal
+from tvm_fusion.targets import with_variant
 from tvm_fusion.testing.models import LIGHT_MODELS, light_model
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.named_blocks import NAMED_BLOCKS, named_block
@@ -161,7 +162,7 @@ def kernel_of_proposal(name: str, module: tvm.IRModule, proposal: Proposal, targ
     """
     found = from_relax(module)
     lowered, kernels = lower_groups(annotate(module, found, {"fused": proposal}))
-    scheduled, failures = schedule_functions(lowered, target)
+    scheduled, failures = schedule_functions(lowered, with_variant(target))
     if failures:
         raise LoweringError("; ".join(failures.values()))
     func, outputs = (
