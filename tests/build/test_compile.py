@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -11,10 +13,10 @@ import pytest
 
 import tvm_fusion as tf
 from tvm_fusion.build.executable import device_sources
-from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan
+from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan, unfused_plan
 from tvm_fusion.compat import codegen, relax, tvm
-from tvm_fusion.errors import InvalidModelError, LoweringError, TargetError
-from tvm_fusion.planner import Rejection
+from tvm_fusion.errors import InvalidModelError, LoweringError, PlanError, TargetError
+from tvm_fusion.planner import Plan, Rejection
 from tvm_fusion.targets import parse_target, runs_here
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
 from tvm_fusion.transform import schedule_groups
@@ -40,6 +42,24 @@ def test_compiled_model_runs_and_names_its_templates():
     assert all(g.template for g in compiled.plan.groups)
     (out,) = compiled(*data(residual()))
     assert out.shape == (1, 8, 9, 9) and np.isfinite(out).all()
+
+
+def test_a_plan_may_be_tvms_own_pipeline(tmp_path):
+    """What tuning found faster than any plan is compiled without a kernel of this package."""
+    module = parallel_convs(2, channels=8, spatial=6)
+    ours = tf.compile(module, "llvm", verify=False)
+    plan = dataclasses.replace(unfused_plan(ours.plan), pipeline="tvm")
+    assert Plan.from_json(plan.to_json()) == plan
+    stock = tf.compile(module, "llvm", plan=plan, verify=False)
+    assert stock.kernels == {} and stock.plan == plan
+    stock.export(tmp_path / "stock.so")
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype("float32")
+    np.testing.assert_allclose(
+        tf.load(tmp_path / "stock.so")(x)[0], ours(x)[0], rtol=1e-4, atol=1e-4
+    )
+    text = json.dumps(json.loads(plan.to_json()) | {"pipeline": "none"})
+    with pytest.raises(PlanError, match="unknown pipeline 'none'"):
+        Plan.from_json(text)
 
 
 def test_one_call_per_group():

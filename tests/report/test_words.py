@@ -70,11 +70,15 @@ def test_numbers() -> None:
     assert [words.mib(v) for v in (0, 3 * 2**20, 2**10)] == ["0.0", "3.0", "0.00098"]
 
 
-def test_the_search() -> None:
-    assert words.search_in_words(Search()) == ""
-    assert words.search_in_words(Search(1, 1)).startswith("1 region of competing groups, solved")
-    told = words.search_in_words(Search(4, 3, 1, 1.25))
-    assert told.endswith("3 solved to the least predicted time, 1 within 1.2 µs of it")
+def test_the_search(plan) -> None:
+    def told(**changes):
+        return words.search_in_words(dataclasses.replace(plan, **changes))
+
+    assert told(search=Search()) == ""
+    assert told(search=Search(1, 1)).startswith("1 region of competing groups, solved")
+    several = told(search=Search(4, 3, 1, 1.25))
+    assert several.endswith("3 solved to the least predicted time, 1 within 1.2 µs of it")
+    assert told(pipeline="tvm") == "none: TVM's default pipeline was measured faster than any plan"
 
 
 def test_accuracy_is_the_mean_relative_error(plan) -> None:

@@ -74,6 +74,9 @@ def compile_model(
     PlanError
         If the plan was made for another model.
     """
+    if plan is not None and plan.pipeline == "tvm":
+        stock = build_stock(mod, target)
+        return CompiledModel(stock, signature_of(mod, target), plan, {}, target)
     config = config or FusionConfig()
     with target:
         mod = tvm.transform.Sequential(before_lowering())(mod)
@@ -122,6 +125,27 @@ def build_module(mod: tvm.IRModule, target: Target) -> Any:
             )
     except BUILD_ERRORS as err:
         raise CompilerError(f"the compiler rejects the generated code: {last_line(err)}") from err
+
+
+def build_stock(mod: tvm.IRModule, target: Target) -> Any:
+    """Compile a canonical module by TVM's default pipeline, without anything of this package.
+
+    Raises
+    ------
+    CompilerError
+        If TVM does not compile it.
+    """
+    try:
+        with target, tvm.transform.PassContext(opt_level=3):
+            return tvm.compile(
+                with_signature(mod, signature_of(mod, target)),
+                target=target,
+                relax_pipeline=relax.get_default_pipeline(target),
+            )
+    except BUILD_ERRORS as err:
+        raise CompilerError(
+            f"TVM's default pipeline does not compile the model: {last_line(err)}"
+        ) from err
 
 
 def failing_kernels(mod: tvm.IRModule, target: Target) -> dict[str, str]:

@@ -17,6 +17,9 @@ from .schema import read
 #: Version of the JSON schema.
 SCHEMA = 1
 
+#: Whose kernels a model is compiled to.
+PIPELINES = ("tvm_fusion", "tvm")
+
 
 @dataclasses.dataclass(frozen=True)
 class TargetInfo:
@@ -171,6 +174,9 @@ class Plan:
         Which part of the choice is provably the best one.
     float32_products : str
         What products of float32 operands are computed in, one of ``config.FLOAT32_PRODUCTS``.
+    pipeline : str
+        One of ``PIPELINES``: whose kernels the model is compiled to. ``"tvm"``, TVM's default pipeline, where
+        tuning measured it faster than any plan; there are no groups then.
     schema : int
         Version of the JSON form.
     """
@@ -187,6 +193,7 @@ class Plan:
     preset: str = "auto"
     search: Search = dataclasses.field(default_factory=Search)
     float32_products: str = "float32"
+    pipeline: str = "tvm_fusion"
     schema: int = SCHEMA
 
     @property
@@ -260,6 +267,8 @@ class Plan:
             raise PlanError(
                 f"the plan has the unknown float32_products {self.float32_products!r}; plan again"
             )
+        if self.pipeline not in PIPELINES:
+            raise PlanError(f"the plan has the unknown pipeline {self.pipeline!r}; plan again")
         ids = [group.id for group in self.groups]
         for group in self.groups:
             if not re.fullmatch(r"[A-Za-z_]\w*", group.id) or group.id == "main":
@@ -299,6 +308,8 @@ class Plan:
             f"MiB moved {t.bytes_before / 2**20:.1f} -> {t.bytes_after / 2**20:.1f}, "
             f"predicted {t.predicted_us_before:.1f} -> {t.predicted_us_after:.1f} us",
         ]
+        if self.pipeline == "tvm":
+            lines.append("  compiled by TVM's default pipeline, which was measured faster")
         for g in self.groups:
             lines.append(
                 f"  {g.id}: {' + '.join(g.operators)}"

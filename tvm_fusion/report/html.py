@@ -114,7 +114,7 @@ def _context(plan: Plan, graph: DataflowGraph) -> dict[str, Any]:
         "measured": any(g.measured_us_after is not None for g in groups),
         "built": any(g.registers is not None for g in groups),
         "estimated": any(g.estimated_registers is not None for g in groups),
-        "search": words.search_in_words(plan.search),
+        "search": words.search_in_words(plan),
         "accuracy": words.accuracy_in_words(plan),
         "best": max(range(len(groups)), key=lambda i: _saving(groups[i]), default=None),
         "alone": _alone(plan),

@@ -102,7 +102,7 @@ def _summary(console: Console, plan: Plan) -> None:
         f"predicted µs {t.predicted_us_before:.1f} → {t.predicted_us_after:.1f}{measured}",
         markup=False,
     )
-    chosen = search_in_words(plan.search)
+    chosen = search_in_words(plan)
     console.print(f"preset {plan.preset}" + (f"; {chosen}" if chosen else "") + "\n", markup=False)
 
 

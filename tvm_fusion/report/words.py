@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..planner.plan import Group, Plan, Search
+from ..planner.plan import Group, Plan
 
 #: One letter for each strategy, so that no report says it by colour alone.
 LETTERS: Mapping[str, str] = {"vertical": "V", "horizontal": "H", "cross": "X", "compound": "C"}
@@ -125,8 +125,11 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def search_in_words(search: Search) -> str:
+def search_in_words(plan: Plan) -> str:
     """How the groups were chosen, in a sentence; empty if the plan does not say."""
+    if plan.pipeline == "tvm":
+        return "none: TVM's default pipeline was measured faster than any plan"
+    search = plan.search
     if not search.regions:
         return ""
     regions = f"{search.regions} region{'s' if search.regions > 1 else ''}"
