@@ -1,6 +1,7 @@
-"""Check the must targets within one results file.
+"""Check the must targets within the results of one run.
 
     python benchmarks/check.py results.json
+    python benchmarks/check.py float16.json float32.json       # a run in parts
 
 Exit code 0 if all hold, 1 if any is missed. A row that was not measured, or whose result is wrong,
 misses its targets. Noise is printed beside a miss, and does not excuse it. Aims that are missed, and rows
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from results import merged
 from rows import ROWS
 
 #: Rows that the targets hold for: the ten without attention.
@@ -164,9 +166,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    return int(bool(report(json.loads(args.results.read_text()))))
+    results = merged([json.loads(path.read_text()) for path in args.results])
+    return int(bool(report(results)))
 
 
 if __name__ == "__main__":

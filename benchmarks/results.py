@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import math
@@ -193,3 +194,23 @@ def put_row(results: dict[str, Any], row: dict[str, Any]) -> None:
     kept = [r for r in results["rows"] if (r["name"], r["dtype"]) != (row["name"], row["dtype"])]
     order = list(ROWS)
     results["rows"] = sorted([*kept, row], key=lambda r: (r["dtype"], order.index(r["name"])))
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Results of one run that was made in parts; of a row in several the last counts.
+
+    Raises
+    ------
+    ValueError
+        If they are of several devices, drivers or commits.
+    """
+    whole = copy.deepcopy(dict(parts[0]))
+    for part in parts[1:]:
+        for key in ("device", "driver", "commit"):
+            if part[key] != whole[key]:
+                raise ValueError(f"{key} {part[key]!r} in one file, {whole[key]!r} in another")
+        for key in ("versions", "ceilings", *(k for k in part if k.endswith("empty_kernel_us"))):
+            whole[key] = {**whole.get(key, {}), **part[key]}
+        for row in part["rows"]:
+            put_row(whole, row)
+    return whole

@@ -11,14 +11,13 @@ Several files of one device and commit (a run in parts) are one table.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from check import TARGET_ROWS, best_peer, geometric_mean
-from results import put_row, write_results
+from results import merged, write_results
 
 _HEADS = (
     "row", "ours µs", "best automatic peer µs", "×", "expert µs", "×", "unfused µs", "×", "floor µs", "time / floor",
@@ -221,26 +220,6 @@ def plot(results: Mapping[str, Any], path: Path, dtype: str = "float16") -> None
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-
-
-def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of one run that was made in parts; of a row in several the last counts.
-
-    Raises
-    ------
-    ValueError
-        If they are of several devices, drivers or commits.
-    """
-    whole = copy.deepcopy(dict(parts[0]))
-    for part in parts[1:]:
-        for key in ("device", "driver", "commit"):
-            if part[key] != whole[key]:
-                raise ValueError(f"{key} {part[key]!r} in one file, {whole[key]!r} in another")
-        for key in ("versions", "ceilings", *(k for k in part if k.endswith("empty_kernel_us"))):
-            whole[key] = {**whole.get(key, {}), **part[key]}
-        for row in part["rows"]:
-            put_row(whole, row)
-    return whole
 
 
 def publish(results: Mapping[str, Any], stem: Path, dtype: str) -> None:
