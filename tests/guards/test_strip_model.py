@@ -70,7 +70,9 @@ def test_every_strip_can_be_launched(name, device):
         )
         assert not tile.is_rolled(problem) or tile.rows == 1
         assert tile.outputs * problem.window[1] * problem.chunk <= UNROLLED
-    assert [c.microseconds for c in found] == sorted(c.microseconds for c in found)
+    # Times that differ by less than a picosecond are the same, whatever the machine.
+    times = [round(c.microseconds, 6) for c in found]
+    assert times == sorted(times)
 
 
 def test_wide_groups_are_left_to_others():
@@ -94,10 +96,47 @@ def test_time_grows_with_work_and_falls_with_the_chip():
 
 
 def test_small_problems_get_small_strips():
-    """Every multiprocessor has a block before a thread has more than a few outputs."""
+    """Most multiprocessors have a block before a thread has more than a few outputs."""
     small, large = (best_strips(depthwise(14, 384, batch=n), H200)[0].tile for n in (1, 32))
-    assert small.blocks(depthwise(14, 384)) >= H200.multiprocessors
-    assert small.outputs < large.outputs
+    assert small.blocks(depthwise(14, 384)) > H200.multiprocessors / 2
+    assert small.outputs <= 8 < large.outputs
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "measured"),
+    [
+        (depthwise(112, 32), Tile(2, 2, 4, 64), 1.57),
+        (depthwise(28, 192, batch=32), Tile(2, 4, 4, 64), 4.92),
+        (depthwise(28, 120, 5, batch=32), Tile(2, 2, 7, 64), 7.93),
+        (depthwise(14, 576, batch=32), Tile(1, 1, 1, 64), 68.87),
+        (depthwise(56, 96, 7, batch=32, nbytes=4), Tile(1, 2, 14, 64), 40.39),
+    ],
+)
+def test_predictions_are_near_measurements(problem, tile, measured):
+    """One H200, launches that overlap; benchmarks/NOTES.md."""
+    assert predict(problem, H200, tile) == pytest.approx(measured, rel=0.15)
+
+
+def test_blocks_start_one_after_the_other():
+    """With hardly any work, time goes with the number of blocks."""
+    problem = depthwise(14, 576, batch=32)
+    one, two, four = (predict(problem, H200, Tile(n, 1, 1, 64)) for n in (1, 2, 4))
+    assert one - two == pytest.approx(2 * (two - four), rel=0.02)
+    assert predict(problem, H200, Tile(1, 1, 1, 128)) < 0.6 * one
+
+
+def test_blocks_that_start_early_crowd():
+    """Where several kernels' blocks do not all fit, and only where launches overlap."""
+    before = dataclasses.replace(H200, arch="sm_80")
+    problem = depthwise(56, 96, 7)
+    # 2.2 blocks a multiprocessor, and room for 6; one block each, and room for 11.
+    for crowded, case, tile in (
+        (True, problem, Tile(1, 4, 4, 64)),
+        (False, depthwise(7, 384), Tile(1, 1, 4, 64)),
+    ):
+        early, late = (predict(case, device, tile) for device in (H200, before))
+        assert (early > late) == crowded
+        assert early >= late
 
 
 def network(kind: str):

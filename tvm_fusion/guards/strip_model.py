@@ -2,9 +2,9 @@
 
 A thread computes a strip: some rows and columns of the image, of neighbouring channels where these are last. It loads
 each row of its window once, and keeps the sums in registers; nothing passes through shared memory. The template chooses
-its strip here (`schedules/cuda/strips`), and the planner predicts its time here. The model has four parts: what warps
-issue, loads through the first-level cache, traffic from the second-level cache, and the chain of dependent steps of one
-warp.
+its strip here (`schedules/cuda/strips`), and the planner predicts its time here. The model has five parts: what warps
+issue, loads through the first-level cache, traffic from the second-level cache, the chain of dependent steps of one
+warp, and the start of one block after the other.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ WIDEST = 16
 
 #: Multiply-adds of a thread up to which its code is written out: about what the instruction cache holds.
 UNROLLED = 2048
+
+#: Threads of a block. More make room for blocks, and what is left over, coarse: of 44 strips 5 were faster with 256
+#: threads on an H200, by 2 to 5 %, and most slower, by up to 41 %.
+THREADS = (64, 128)
 
 #: Sums of a thread, and registers that its estimate may reach.
 SUMS, REGISTERS = 64, 160
@@ -174,8 +178,9 @@ def reached(count: int, problem: Problem, axis: int) -> list[int]:
 class Rates:
     """Constants of the model, in cycles of a multiprocessor.
 
-    Not fitted yet: rates of issue, caches and latency are those fitted to multiply-add kernels on an H200
-    (`fma_model`), numbers of instructions are counted in what nvcc 13 makes of MobileNetV2's layers for sm_90.
+    Times are fitted to kernels of 42 problems on an H200 that overlap with their predecessor, instructions counted in
+    130 of them (nvcc 13, sm_90; of depthwise ones within 6 %). Held-out problems: rank correlation 0.79, the
+    chosen strip 6 % from the best measured one, the time of a problem off by 11 % (benchmarks/NOTES.md).
 
     Attributes
     ----------
@@ -185,41 +190,47 @@ class Rates:
         Instructions of a load with its predicate, of an output's epilogue, of a thread's positions, and of an element
         that becomes float32.
     line : float
-        Bytes a cycle from the first-level cache.
+        Bytes a cycle from the first-level cache, the hardware's (fitted: 135).
     cache : float
-        Bytes a cycle from the second-level cache.
-    overlap : float
-        Exponent with which times that overlap add up.
-    chain, row, end : float
-        One warp's chain: cycles an instruction, a row of the window beyond the first two, and an output.
-    latency, start : float
-        From a load to its data, which counts twice: the results have as far to go before the next kernel may read
-        them; what a kernel pays once.
-    doubt : float
-        Factor on the time while the constants are not fitted: kernels that were measured are preferred unless these
-        win clearly. 1 once they are.
+        Bytes a cycle between a multiprocessor and the second-level cache, less what of their time overlaps with work:
+        the rest comes on top, for most strips are short and begin and end together.
+    block : float
+        Cycles from the start of a block of the kernel to that of the next. It shows in strips of one output: a block
+        of 64 threads takes 2.07 cycles, whatever its threads do.
+    overlap, apart : float
+        Exponents with which times that overlap add up: of parts of the work, and of the work and the start of blocks.
+    chain, latency : float
+        One warp's chain: cycles an instruction (its code has no loops, so that warps wait for instructions, too), and
+        from its first load to its data.
+    crowd : float
+        Work of the most crowded multiprocessor of a kernel that starts early, beyond its share; see `_crowded`.
+    start : float
+        What a kernel pays once.
     clock : float
         Cycles in a microsecond.
     """
 
-    issue: float = 3.99
-    load: float = 1.5
-    store: float = 4.0
-    thread: float = 60.0
-    convert: float = 1.0
-    line: float = 110.0
-    cache: float = 88.3
-    overlap: float = 3.36
-    chain: float = 0.777
-    row: float = 150.0
-    end: float = 10.0
-    latency: float = 524.0
-    start: float = 1240.0
+    issue: float = 3.47
+    load: float = 2.0
+    store: float = 3.3
+    thread: float = 40.0
+    convert: float = 1.1
+    line: float = 128.0
+    cache: float = 121.5
+    block: float = 2.07
+    overlap: float = 2.97
+    apart: float = 8.0
+    chain: float = 1.59
+    latency: float = 331.0
+    crowd: float = 1.06
+    start: float = 1396.0
     clock: float = 1750.0
-    doubt: float = 1.3
 
 
 RATES = Rates()
+
+#: Least compute capability times ten with launches that overlap, and kernels whose blocks are on the chip at once.
+_OVERLAP_FROM, _TOGETHER = 90, 4
 
 #: FLOP/s of a multiprocessor for which multiply-adds are one instruction each.
 _FITTED_FLOPS = 67e12 / 132
@@ -250,9 +261,7 @@ def best_strips(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[C
         return ()
     found = []
     sizes = (1, 2, 3, 4, 7, 8, 14)
-    for channels, rows, columns, threads in itertools.product(
-        (1, 2, 4, 8), sizes, sizes, (64, 128, 256)
-    ):
+    for channels, rows, columns, threads in itertools.product((1, 2, 4, 8), sizes, sizes, THREADS):
         tile = Tile(channels, rows, columns, threads)
         if _fits(problem, device, tile):
             found.append(Choice(tile, predict(problem, device, tile)))
@@ -287,18 +296,13 @@ def _row_products(problem: Problem, tile: Tile) -> int:
 
 def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RATES) -> float:
     """Predicted time of one strip in microseconds, launch included."""
-    wide = problem.nbytes < 4
     chunks = problem.depth // problem.chunk
     down, across = (len(reached(n, problem, i)) for i, n in enumerate((tile.rows, tile.columns)))
     width = tile.channels if problem.own_data else problem.chunk
     loads = down * across * chunks
     again = tile.rows if tile.weight_registers(problem) > HELD else 1
     weights = problem.taps * problem.depth * again
-    slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
-    products = tile.outputs * problem.taps * problem.depth * slowness
-    converted = (loads * width + weights * tile.channels) * rates.convert if wide else 0.0
-    issued = (loads + weights) * rates.load + converted + products
-    issued = problem.anchors * issued + tile.outputs * rates.store + rates.thread
+    issued = _instructions(problem, device, tile, loads * width, loads, weights, rates)
     # Lanes beside each other load neighbouring bytes; where channels are not last, every so many columns' ones.
     apart = 1 if problem.channels_last else tile.columns * problem.stride[1]
     lines = (
@@ -311,20 +315,55 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     share = -(-blocks // device.multiprocessors)
     # Threads of a multiprocessor that has most of them.
     threads = min(share * tile.threads, -(-strips // WARP) * WARP)
-    waves = -(-share // min(share, _resident(problem, device, tile)))
-    steps = problem.anchors * max(0, down * chunks - 2)
-    chain = issued * rates.chain + steps * rates.row + tile.outputs * rates.end
+    threads *= 1 + rates.crowd / math.sqrt(share) * _crowded(problem, device, tile)
+    waves = -(-share // min(share, promised_blocks(problem, device, tile)))
     p = rates.overlap
-    busy = (threads / WARP * issued / rates.issue) ** p
-    busy += (problem.anchors * threads * lines / rates.line) ** p
-    busy += (threads * traffic / rates.cache) ** p + (waves * chain) ** p
-    cycles = rates.start + 2 * rates.latency + busy ** (1 / p)
-    return rates.doubt * cycles / rates.clock
+    work = (threads / WARP * issued / rates.issue) ** p
+    work += (problem.anchors * threads * lines / rates.line) ** p
+    work += (waves * (rates.latency + issued * rates.chain)) ** p
+    work = work ** (1 / p) + strips * traffic / device.multiprocessors / rates.cache
+    p = rates.apart
+    return (rates.start + (work**p + (blocks * rates.block) ** p) ** (1 / p)) / rates.clock
 
 
-def _resident(problem: Problem, device: DeviceSpec, tile: Tile, more: int = 0) -> int:
-    """Blocks that are on a multiprocessor together, of threads with so many more registers than estimated."""
-    registers = -(-min(255, tile.registers(problem) + more) // 8) * 8
+def _instructions(
+    problem: Problem,
+    device: DeviceSpec,
+    tile: Tile,
+    elements: int,
+    loads: int,
+    weights: int,
+    rates: Rates,
+) -> float:
+    """Instructions of a warp whose threads load so many elements of data, and do so many loads of data and weights."""
+    slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
+    products = tile.outputs * problem.taps * problem.depth * slowness
+    wide = problem.nbytes < 4
+    converted = (elements + weights * tile.channels) * rates.convert if wide else 0.0
+    issued = (loads + weights) * rates.load + converted + products
+    return problem.anchors * issued + tile.outputs * rates.store + rates.thread
+
+
+def _crowded(problem: Problem, device: DeviceSpec, tile: Tile) -> bool:
+    """Whether blocks that start while earlier kernels run land on few multiprocessors.
+
+    A kernel lets the next one start as soon as its own blocks have started, so that blocks of several kernels are there
+    at once. They spread evenly where all of them fit, and where no multiprocessor has room for more than its share.
+    Else the last ones go where room appears first, and how many land on one multiprocessor varies like the square root
+    of their number. On an H200 such kernels took up to 1.5 times as long as after a plain launch, others did not.
+    """
+    if capability(device.arch) < _OVERLAP_FROM:
+        return False
+    share = -(-tile.blocks(problem) // device.multiprocessors)
+    return share < promised_blocks(problem, device, tile) <= _TOGETHER * share
+
+
+def promised_blocks(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
+    """Blocks that the compiler has to leave room for on a multiprocessor.
+
+    Without a limit it loads as many rows in advance as there are registers, and there is room for few threads.
+    """
+    registers = -(-min(255, tile.registers(problem) + SPARE) // 8) * 8
     return max(
         1,
         min(
@@ -333,14 +372,6 @@ def _resident(problem: Problem, device: DeviceSpec, tile: Tile, more: int = 0) -
             device.max_blocks_per_multiprocessor,
         ),
     )
-
-
-def promised_blocks(problem: Problem, device: DeviceSpec, tile: Tile) -> int:
-    """Blocks that the compiler has to leave room for on a multiprocessor.
-
-    Without a limit it loads as many rows in advance as there are registers, and there is room for few threads.
-    """
-    return _resident(problem, device, tile, SPARE)
 
 
 def supports(device: DeviceSpec, dtype: str) -> bool:
