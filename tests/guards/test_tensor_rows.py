@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from tvm_fusion.devices import device_for
-from tvm_fusion.guards.tensor_rows import RowProblem, best_row_tiles, predict_rows
+from tvm_fusion.guards.tensor_rows import (
+    RowProblem,
+    best_row_tiles,
+    predict_rows,
+    requested_row_bytes,
+    row_tile_bytes,
+)
 from tvm_fusion.guards.tensor_tiles import Problem, Tile, best_tiles
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.plans import DEVICE
@@ -58,3 +64,17 @@ def test_without_clusters_rows_stay_in_a_block():
     device = device_for(parse_target("cuda:sm_80"))
     (chosen,) = best_row_tiles(LONG, device)
     assert chosen.tile.columns >= LONG.length
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+def test_a_block_takes_the_room_of_another_one(stages):
+    """64 blocks for 132 multiprocessors: were there room for two, some would wait for others (measured)."""
+    tile = Tile(16, 128, 128, 1, 2, 2, stages)
+    asked = requested_row_bytes(HEADS, tile, DEVICE)
+    assert row_tile_bytes(HEADS, tile) <= asked <= DEVICE.shared_memory_per_block_optin
+    assert 2 * (asked + 1024) > DEVICE.shared_memory_per_multiprocessor
+
+
+def test_many_blocks_ask_for_what_they_need():
+    tile = Tile(16, 96, 64, 1, 3, 1, 2)
+    assert requested_row_bytes(LONG, tile, DEVICE) == row_tile_bytes(LONG, tile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..devices import DeviceSpec
-from .clusters import reached
+from .clusters import spread_bytes
 
 #: Lanes of a warp.
 WARP = 32
@@ -194,17 +194,9 @@ class Tile:
         return self.own_bytes(problem) + self.meeting_bytes(problem)
 
     def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
-        """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
-
-        Kernels that overlap with their predecessor start where there is room, and the first multiprocessors to be free
-        would take more blocks than their share.
-        """
-        share = -(-self.blocks(problem) // int(reached(device, 1, self.slices)))
-        if share > _FEW_BLOCKS:
-            return self.shared_bytes(problem)
-        crowded = device.shared_memory_per_multiprocessor // (share + 1) - RESERVED + 128
-        spread = min(crowded, device.shared_memory_per_block_optin)
-        return max(self.shared_bytes(problem), spread)
+        """Shared memory that a block asks for, so that blocks spread evenly (`clusters.spread_bytes`)."""
+        needed, blocks = self.shared_bytes(problem), self.blocks(problem)
+        return spread_bytes(device, needed, blocks, self.slices, _FEW_BLOCKS)
 
     def registers(self, problem: Problem) -> int:
         """Estimated registers of a thread: sums, two sets of what is multiplied, addresses."""

@@ -14,7 +14,7 @@ import itertools
 import numpy as np
 
 from ..devices import DeviceSpec
-from .clusters import reached
+from .clusters import spread_bytes
 from .fastest import fastest
 
 #: Rows and columns of one ``mma.sync``, and bytes of each that it multiplies: 16 elements of 16 bits, or 8 of TF32.
@@ -25,7 +25,7 @@ ROWS, COLUMNS, STEP = 16, 8, 32
 SUMS, FRAGMENTS = 128, 48
 
 #: Blocks of a multiprocessor's share up to which their number is kept even.
-_FEW_BLOCKS = 3
+FEW_BLOCKS = 3
 
 #: Bytes of shared memory that the driver keeps for itself in each block.
 _RESERVED = 1024
@@ -156,18 +156,9 @@ class Tile:
         return self.own_bytes(problem) + self.meeting_bytes(problem)
 
     def requested_bytes(self, problem: Problem, device: DeviceSpec) -> int:
-        """Shared memory that a block asks for: so much that blocks spread evenly over the multiprocessors.
-
-        Kernels that overlap with their predecessor start where there is room. Were there room for more blocks than a
-        multiprocessor's share, the first ones to be free would take several, and the kernel would wait for them
-        (measured on an H200: 9.9 instead of 6.1 microseconds for a convolution of one block a multiprocessor).
-        """
-        share = -(-self.blocks(problem) // int(reached(device, 1, self.slices)))
-        if share > _FEW_BLOCKS:
-            return self.shared_bytes(problem)
-        crowded = device.shared_memory_per_multiprocessor // (share + 1) - _RESERVED + 128
-        spread = min(crowded, device.shared_memory_per_block_optin)
-        return max(self.shared_bytes(problem), spread)
+        """Shared memory that a block asks for, so that blocks spread evenly (`clusters.spread_bytes`)."""
+        needed, blocks = self.shared_bytes(problem), self.blocks(problem)
+        return spread_bytes(device, needed, blocks, self.slices, FEW_BLOCKS)
 
     def registers(self, problem: Problem) -> int:
         """Estimated registers of a thread: sums, two sets of fragments, addresses."""

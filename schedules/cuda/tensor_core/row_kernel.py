@@ -49,7 +49,7 @@ def row_blocks(form: RowProducts, tile: Tile) -> int:
     return down * form.segments * form.batch_count * blocks_of_row(form, tile)
 
 
-def row_kernel(form: RowProducts, tile: Tile) -> tirx.PrimFunc:
+def row_kernel(form: RowProducts, tile: Tile, requested: int = 0) -> tirx.PrimFunc:
     """Write the kernel of a function.
 
     Parameters
@@ -58,6 +58,8 @@ def row_kernel(form: RowProducts, tile: Tile) -> tirx.PrimFunc:
         The function.
     tile : Tile
         Sizes; where there are several segments, its columns divide a row.
+    requested : int
+        Bytes of shared memory that a block asks for at least.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def row_kernel(form: RowProducts, tile: Tile) -> tirx.PrimFunc:
         form,
         row_blocks(form, tile),
         tile.threads,
-        lambda *names: RowBody(form, tile, *names).emit(),
+        lambda *names: RowBody(form, tile, *names, requested).emit(),
         blocks_of_row(form, tile),
     )
 
@@ -78,7 +80,7 @@ class RowBody(Body):
 
     @property
     def shared_bytes(self) -> int:
-        return row_shared_bytes(self.form, self.tile)
+        return max(self.requested, row_shared_bytes(self.form, self.tile))
 
     def _place(self, block, thread) -> RowPlace:
         form, tile = self.form, self.tile

@@ -7,14 +7,14 @@ import functools
 
 from ....compat import Target, ir, tirx
 from ....devices import device_for
-from ....guards.tensor_rows import RowProblem, best_row_tiles
+from ....guards.tensor_rows import RowProblem, best_row_tiles, requested_row_bytes
 from ...analysis import nodes_of
 from ...base import PACKED, ScheduleTemplate
 from ...decisions import OF_CHOICE, alternatives
 from .packing import pack
 from .row_form import RowProducts, row_products
 from .row_kernel import row_kernel
-from .template import constants_of, fits
+from .template import constants_of, fits, is_member
 from .tile import problem_of
 
 
@@ -35,9 +35,11 @@ class TensorRows(ScheduleTemplate):
         form, packed = pack(form, numbers - _read_by_stages(form))
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
-        ranked = functools.partial(best_row_tiles, row_problem(form), device_for(target))
+        problem, device, member = row_problem(form), device_for(target), is_member(func)
+        ranked = functools.partial(best_row_tiles, problem, device)
         for choice in alternatives("tile", ranked, **OF_CHOICE):
-            made = row_kernel(form, choice.tile)
+            requested = 0 if member else requested_row_bytes(problem, choice.tile, device)
+            made = row_kernel(form, choice.tile, requested)
             return made.with_attr(PACKED, packed) if packed else made
         return None
 
