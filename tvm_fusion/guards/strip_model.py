@@ -179,8 +179,8 @@ class Rates:
     """Constants of the model, in cycles of a multiprocessor.
 
     Times are fitted to kernels of 42 problems on an H200 that overlap with their predecessor, instructions counted in
-    130 of them (nvcc 13, sm_90; of depthwise ones within 6 %). Held-out problems: rank correlation 0.79, the
-    chosen strip 6 % from the best measured one, the time of a problem off by 11 % (benchmarks/NOTES.md).
+    130 of them (nvcc 13, sm_90; of depthwise ones within 6 %). Held-out problems: rank correlation 0.82, the
+    chosen strip 5 % from the best measured one, the time of a problem off by 11 % (benchmarks/NOTES.md).
 
     Attributes
     ----------
@@ -192,8 +192,11 @@ class Rates:
     line : float
         Bytes a cycle from the first-level cache, the hardware's (fitted: 135).
     cache : float
-        Bytes a cycle between a multiprocessor and the second-level cache, less what of their time overlaps with work:
-        the rest comes on top, for most strips are short and begin and end together.
+        Bytes a cycle that a multiprocessor reads from the second-level cache, less what of their time overlaps with
+        work: the rest comes on top, for most strips are short and begin together.
+    write : float
+        Bytes a cycle that it writes, of the last blocks: nothing overlaps with them, and the next kernel waits for
+        them. Pointwise products of the same sizes show the same (`benchmarks/NOTES.md`).
     block : float
         Cycles from the start of a block of the kernel to that of the next. It shows in strips of one output: a block
         of 64 threads takes 2.07 cycles, whatever its threads do.
@@ -210,20 +213,21 @@ class Rates:
         Cycles in a microsecond.
     """
 
-    issue: float = 3.47
+    issue: float = 3.67
     load: float = 2.0
     store: float = 3.3
     thread: float = 40.0
     convert: float = 1.1
     line: float = 128.0
-    cache: float = 121.5
+    cache: float = 135.6
+    write: float = 15.3
     block: float = 2.07
-    overlap: float = 2.97
+    overlap: float = 2.91
     apart: float = 8.0
-    chain: float = 1.59
-    latency: float = 331.0
-    crowd: float = 1.06
-    start: float = 1396.0
+    chain: float = 1.65
+    latency: float = 324.5
+    crowd: float = 0.875
+    start: float = 1267.0
     clock: float = 1750.0
 
 
@@ -309,7 +313,6 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
         loads * max(4, width * problem.nbytes * apart) + weights * tile.channels * problem.nbytes
     )
     read = down * chunks * width * problem.nbytes * min(across, tile.columns * problem.stride[1])
-    traffic = problem.anchors * read + tile.outputs * problem.nbytes
     strips = tile.strips(problem)
     blocks = tile.blocks(problem)
     share = -(-blocks // device.multiprocessors)
@@ -321,7 +324,9 @@ def predict(problem: Problem, device: DeviceSpec, tile: Tile, rates: Rates = RAT
     work = (threads / WARP * issued / rates.issue) ** p
     work += (problem.anchors * threads * lines / rates.line) ** p
     work += (waves * (rates.latency + issued * rates.chain)) ** p
-    work = work ** (1 / p) + strips * traffic / device.multiprocessors / rates.cache
+    moved = problem.anchors * read / rates.cache
+    moved += tile.outputs * problem.nbytes / waves / rates.write
+    work = work ** (1 / p) + strips / device.multiprocessors * moved
     p = rates.apart
     return (rates.start + (work**p + (blocks * rates.block) ** p) ** (1 / p)) / rates.clock
 
