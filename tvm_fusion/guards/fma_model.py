@@ -60,6 +60,9 @@ class Rates:
         From a copy's start to its arrival; what a kernel pays once.
     store, exchange : float
         Per output of a thread, to store it, and per accumulator, to add it up across warps.
+    write : float
+        Bytes of outputs a cycle; nothing hides those of the last blocks (`strip_model.Rates`, for which it was fitted).
+        ``tap`` has them in it: the kernels that it was fitted to write much for their work.
     clock : float
         Cycles in a microsecond.
     """
@@ -81,10 +84,14 @@ class Rates:
     start: float = 1240.0
     store: float = 21.0
     exchange: float = 4.3
+    write: float = 15.3
     clock: float = 1750.0
 
 
 RATES = Rates()
+
+#: Bytes of an output.
+_OUTPUT_BYTES = 4
 
 #: FLOP/s of a multiprocessor for which multiply-adds are one instruction each.
 _FITTED_FLOPS = 67e12 / 132
@@ -205,8 +212,12 @@ def microseconds_of(
     tiles: Columns,
     rates: Rates,
     multiprocessors: np.ndarray | int | None = None,
+    slices: int = 1,
 ) -> np.ndarray:
-    """Predicted time of each tile, on so many of the device's multiprocessors (absent: all)."""
+    """Predicted time of each tile, on so many of the device's multiprocessors (absent: all).
+
+    So many blocks share the outputs of a tile, each of which is counted as one of the problem's batch.
+    """
     part = tiles.depth // tiles.warp_depth
     slowness = _FITTED_FLOPS * device.multiprocessors / device.peak_flops("float32")
     copied = _copy_instructions(problem, tiles, rates)
@@ -237,7 +248,12 @@ def microseconds_of(
     outputs = tiles.thread_rows * tiles.thread_columns
     exchange = np.where(tiles.warp_depth > 1, rates.exchange, 0.0)
     end = outputs * (rates.store + sum(problem.sums) * exchange)
-    return (rates.start + rates.latency + busy ** (1 / p) + waves * end) / rates.clock
+    last = end
+    if all(side.taps == 1 for side in problem.sides):
+        written = _OUTPUT_BYTES * tiles.rows * tiles.columns / slices
+        last = blocks * problem.batch / available / waves * written / rates.write
+    end = (waves - 1) * end + np.maximum(end, last)
+    return (rates.start + rates.latency + busy ** (1 / p) + end) / rates.clock
 
 
 def _copy_instructions(problem: Problem, tiles: Columns, rates: Rates) -> np.ndarray:

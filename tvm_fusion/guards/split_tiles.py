@@ -167,7 +167,7 @@ def _search(problem, device: DeviceSpec, count: int, kind: Callable, sums: int) 
     for slices in SLICES:
         if slices > most_blocks(device):
             break
-        tiles = kind(sliced(problem, slices), device)
+        tiles = kind(sliced(problem, slices), device, slices)
         times = split_microseconds(problem, device, tiles, slices, sums)
         order = fastest(tiles.fields, times, count)
         best = [i for i in order if np.isfinite(times[i])]
@@ -209,7 +209,7 @@ def split_microseconds(
     return np.where(possible, tiles.times(busy) + cycles / tiles.clock, np.inf)
 
 
-def _mma(problem: tensor_tiles.Problem, device: DeviceSpec) -> _Tiles:
+def _mma(problem: tensor_tiles.Problem, device: DeviceSpec, _: int) -> _Tiles:
     tiles = tensor_tiles.all_tiles(problem.element_bytes)
     tiles = tiles[tensor_tiles.fits(problem, device, tiles.T)]
     rates = tensor_tiles.RATES
@@ -219,7 +219,7 @@ def _mma(problem: tensor_tiles.Problem, device: DeviceSpec) -> _Tiles:
     )  # fmt: skip
 
 
-def _warpgroup(problem: tensor_tiles.Problem, device: DeviceSpec) -> _Tiles:
+def _warpgroup(problem: tensor_tiles.Problem, device: DeviceSpec, _: int) -> _Tiles:
     tiles = warpgroup_tiles.all_tiles()
     tiles = tiles[warpgroup_tiles.fits(problem, device, tiles.T)]
     rates = warpgroup_tiles.RATES
@@ -246,7 +246,7 @@ def _tensor(problem, tiles: np.ndarray, aligned: int, rates, times: Callable) ->
     )  # fmt: skip
 
 
-def _fma(problem: fma_tiles.Problem, device: DeviceSpec) -> _Tiles:
+def _fma(problem: fma_tiles.Problem, device: DeviceSpec, slices: int) -> _Tiles:
     tiles = fma_model.all_tiles()
     tiles = tiles[fma_model.fits(problem, device, fma_model.Columns(tiles))]
     fields, rates = fma_model.Columns(tiles), fma_model.RATES
@@ -259,6 +259,6 @@ def _fma(problem: fma_tiles.Problem, device: DeviceSpec) -> _Tiles:
         fields.thread_rows * (fields.thread_columns // fma_tiles.VECTOR),
         fields.stages * fields.stage_bytes(problem),
         fields.thread_rows * fields.thread_columns * rates.store,
-        lambda busy: fma_model.microseconds_of(problem, device, fields, rates, busy),
+        lambda busy: fma_model.microseconds_of(problem, device, fields, rates, busy, slices),
         make, rates.clock,
     )  # fmt: skip
