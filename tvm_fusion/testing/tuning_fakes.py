@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 from ..tuning.measure import BuildFailure, Built, Inputs, RunResult
@@ -18,10 +19,10 @@ class FakeBuilder:
     def __init__(self, fails: Callable = lambda request: None):
         self.fails, self.requests = fails, []
 
-    def build(self, requests):
+    def submit(self, requests):
         """Answer each request."""
         self.requests += requests
-        return [self.fails(request) or self.made(request) for request in requests]
+        return [done(self.fails(request) or self.made(request)) for request in requests]
 
     @staticmethod
     def made(request):
@@ -34,13 +35,15 @@ class FakeBuilder:
 class FakeReferences:
     """Knows no inputs."""
 
-    def make(self, sources):
+    def submit(self, sources):
         """Answer for each source."""
-        return [Inputs(0, False, (), (), (), (), ()) for _ in sources]
+        return [done(Inputs(0, False, (), (), (), (), ())) for _ in sources]
 
 
 class FakeRunner:
     """Takes times from a function of kernel, template and decision; ``stop`` interrupts it."""
+
+    in_parts = True
 
     def __init__(self, time: Callable, stop: int | None = None):
         self.time, self.stop, self.ran = time, stop, []
@@ -59,6 +62,13 @@ class FakeRunner:
 
     def close(self):
         """Nothing to close."""
+
+
+def done(result) -> Future:
+    """A future whose result is there."""
+    future: Future = Future()
+    future.set_result(result)
+    return future
 
 
 def ok(microseconds: float) -> RunResult:

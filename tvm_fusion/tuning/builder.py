@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ _MODULE = "tvm_fusion.tuning.build_worker"
 #: Workers see no GPU, so that none of them makes a context there.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}
 
+#: From so many cores on one is left free.
+_MANY = 4
+
 
 class Builder:
     """Builds candidates on the local cores.
@@ -28,7 +32,8 @@ class Builder:
     Parameters
     ----------
     workers : int, optional
-        Worker processes; one per core that this process may use when absent.
+        Worker processes; when absent, one per core that this process may use, but for one of many, on which the
+        process itself and the measurements run.
     timeout_s : float
         Seconds for one candidate. The start of a worker does not count.
     folder : Path, optional
@@ -42,11 +47,39 @@ class Builder:
         self._temporary = tempfile.TemporaryDirectory(prefix="tvm_fusion-") if not folder else None
         self._folder = Path(folder or self._temporary.name)
         self._folder.mkdir(parents=True, exist_ok=True)
-        count = workers or process_cpu_count()
-        self._pool = WorkerPool([Worker(_MODULE, environment=_ENVIRONMENT) for _ in range(count)])
+        cores = process_cpu_count()
+        #: How many candidates are built at once.
+        self.workers = workers or cores - (cores >= _MANY)
+        self._pool = WorkerPool(
+            [Worker(_MODULE, environment=_ENVIRONMENT) for _ in range(self.workers)]
+        )
+
+    def launch(self) -> None:
+        """Start the workers, without waiting until they are ready."""
+        self._pool.launch()
+
+    def submit(self, requests: Sequence[BuildRequest]) -> list[Future[Built | BuildFailure]]:
+        """Have candidates built in the background, in the order of the calls.
+
+        Parameters
+        ----------
+        requests : sequence of BuildRequest
+            Equal ones are built once.
+
+        Returns
+        -------
+        list of Future
+            Of the results, in the order of the requests. They raise ``TuningError`` if a worker cannot be started.
+        """
+        made: dict[str, Future[Built | BuildFailure]] = {}
+        for request in requests:
+            if request.trial not in made:
+                asked = self._question(request)
+                made[request.trial] = self._pool.submit(asked, self._timeout_s, _result)
+        return [made[request.trial] for request in requests]
 
     def build(self, requests: Sequence[BuildRequest]) -> list[Built | BuildFailure]:
-        """Build candidates.
+        """Build candidates and wait for them.
 
         Parameters
         ----------
@@ -63,10 +96,7 @@ class Builder:
         TuningError
             If a worker cannot be started.
         """
-        distinct = {request.trial: request for request in requests}
-        asked = [self._question(request) for request in distinct.values()]
-        answers = dict(zip(distinct, self._pool.map(asked, self._timeout_s), strict=True))
-        return [_result(answers[request.trial]) for request in requests]
+        return [future.result() for future in self.submit(requests)]
 
     def _question(self, request: BuildRequest) -> dict[str, Any]:
         source = request.source

@@ -33,6 +33,8 @@ class LocalRunner:
         Seconds for one candidate, without the wait for the device.
     """
 
+    in_parts = True
+
     def __init__(
         self, kind: str = "cuda", devices: Sequence[int] = (0,), timeout_s: float = 20.0
     ) -> None:
@@ -43,6 +45,10 @@ class LocalRunner:
             [Worker(_MODULE, [str(number)]) for number in numbers],
             lambda worker: device_lock(names[worker]),
         )
+
+    def launch(self) -> None:
+        """Start the processes, without waiting until they are ready."""
+        self._pool.launch()
 
     def run(self, requests: Sequence[RunRequest]) -> list[RunResult]:
         """Check and time candidates.

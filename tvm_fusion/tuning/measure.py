@@ -202,7 +202,15 @@ class RunResult:
 
 
 class Runner(Protocol):
-    """Measures candidates somewhere."""
+    """Measures candidates somewhere.
+
+    Attributes
+    ----------
+    in_parts : bool
+        Whether a few candidates at a time are as quick, each, as many together.
+    """
+
+    in_parts: bool
 
     def run(self, requests: Sequence[RunRequest]) -> list[RunResult]:
         """Check and time candidates; results in the order of the requests."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from ..errors import TuningError
@@ -26,6 +27,12 @@ Answer = dict[str, Any]
 
 #: Seconds in which a worker imports TVM, on a busy machine.
 START_LIMIT = 300.0
+
+#: What runs a worker's module.
+_CHILD = "tvm_fusion.tuning.child"
+
+#: Seconds between two attempts to end workers that threads are starting meanwhile.
+_END_AGAIN = 0.2
 
 
 class WorkerDied(Exception):
@@ -66,10 +73,12 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         start_limit: float = START_LIMIT,
     ) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._module = module
+        self._command = [sys.executable, "-m", _CHILD, module, *arguments]
         self._environment = {**os.environ, **(environment or {})}
         self._start_limit = start_limit
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._stop: Callable[[], Any] = lambda: None
         self._log: Any = None
         self._buffer = b""
@@ -79,16 +88,11 @@ class Worker:
         """Number of the process, if one is running."""
         return self._process.pid if self._process else None
 
-    def start(self) -> None:
-        """Start the process unless it runs.
-
-        Raises
-        ------
-        TuningError
-            If it does not become ready.
-        """
+    def launch(self) -> None:
+        """Start the process unless it runs, without waiting until it is ready."""
         if self._process is not None:
             return
+        self._is_ready = False
         self._log, self._buffer = tempfile.TemporaryFile(), b""
         # A session of its own, so that the compilers it started can be ended with it.
         self._process = subprocess.Popen(
@@ -100,13 +104,26 @@ class Worker:
             start_new_session=True,
         )
         self._stop = weakref.finalize(self, _end, self._process)
+
+    def start(self) -> None:
+        """Start the process unless it runs, and wait until it is ready.
+
+        Raises
+        ------
+        TuningError
+            If it does not become ready.
+        """
+        self.launch()
+        if self._is_ready:
+            return
         try:
             self._answer(self._start_limit)
         except WorkerDied as err:
             raise TuningError(
-                f"a tuning worker ({self._command[2]}) cannot start: {err}; run "
+                f"a tuning worker ({self._module}) cannot start: {err}; run "
                 f"`{' '.join(self._command)}` to see why"
             ) from err
+        self._is_ready = True
 
     def ask(self, request: Mapping[str, Any], limit: float) -> Answer:
         """Send a request and return the answer.
@@ -233,6 +250,62 @@ class WorkerPool:
     ) -> None:
         self.workers = list(workers)
         self._around = around or (lambda number: contextlib.nullcontext())
+        self._threads: ThreadPoolExecutor | None = None
+        self._asked: set[Future[Any]] = set()
+        # The one that answered last is asked first: it has what it needs in its caches.
+        self._idle: queue.LifoQueue[int] = queue.LifoQueue()
+        for number in reversed(range(len(self.workers))):
+            self._idle.put(number)
+
+    def launch(self) -> None:
+        """Start all workers, without waiting until they are ready."""
+        for worker in self.workers:
+            worker.launch()
+
+    def submit(
+        self, request: Mapping[str, Any], limit: float, convert: Callable[[Answer], Any]
+    ) -> Future[Any]:
+        """Have a request carried out in the background, in the order of the calls.
+
+        Not to be mixed with `map` on one pool.
+
+        Parameters
+        ----------
+        request : mapping
+            What a worker is asked.
+        limit : float
+            Seconds that it may take.
+        convert : callable
+            Makes the result of an answer as of `map`.
+
+        Returns
+        -------
+        Future
+            Of the result; it raises what `map` raises.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self.workers))
+        future = self._threads.submit(self._ask_one, request, limit, convert)
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
+        return future
+
+    def _ask_one(
+        self, request: Mapping[str, Any], limit: float, convert: Callable[[Answer], Any]
+    ) -> Any:
+        number = self._idle.get()
+        try:
+            return convert(self._ask(number, request, limit))
+        finally:
+            self._idle.put(number)
+
+    def _ask(self, number: int, request: Mapping[str, Any], limit: float) -> Answer:
+        """Ask one worker; its death is an answer."""
+        try:
+            with self._around(number):
+                return self.workers[number].ask(request, limit)
+        except WorkerDied as err:
+            return {"verdict": err.verdict, "message": str(err), "stage": err.stage}
 
     def map(
         self,
@@ -273,13 +346,7 @@ class WorkerPool:
                     index = next(todo, None)
                 if index is None:
                     break
-                try:
-                    with self._around(number):
-                        answers[index] = worker.ask(requests[index], limit)
-                except WorkerDied as err:
-                    answers[index] = {
-                        "verdict": err.verdict, "message": str(err), "stage": err.stage,
-                    }  # fmt: skip
+                answers[index] = self._ask(number, requests[index], limit)
             if finish is not None and worker.pid is not None:
                 with contextlib.suppress(WorkerDied):
                     worker.ask(finish, limit)
@@ -300,6 +367,13 @@ class WorkerPool:
         return [answer for answer in answers if answer is not None]
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; what was submitted and not begun is cancelled."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            while asked := set(self._asked):
+                for worker in self.workers:
+                    worker.interrupt()
+                wait(asked, _END_AGAIN)
+            self._threads = None
         for worker in self.workers:
             worker.kill()

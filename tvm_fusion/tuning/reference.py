@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..verification.reference import parallel_loops
 from ..verification.verify import GROUP_TOLERANCE
 from .builder import write_source
 from .measure import Inputs, KernelSource
-from .process import Worker, WorkerPool
+from .process import Answer, Worker, WorkerPool
 from .serve import Channel, Handler, serve
 from .values import input_arrays
 
@@ -64,7 +65,32 @@ class References:
         self._folder.mkdir(parents=True, exist_ok=True)
         module, environment = "tvm_fusion.tuning.reference", {"CUDA_VISIBLE_DEVICES": ""}
         self._pool = WorkerPool([Worker(module, environment=environment) for _ in range(workers)])
-        self._known: dict[str, Inputs | str] = {}
+        self._known: dict[str, Future[Inputs | str]] = {}
+
+    def launch(self) -> None:
+        """Start the workers, without waiting until they are ready."""
+        self._pool.launch()
+
+    def submit(self, sources: Sequence[KernelSource]) -> list[Future[Inputs | str]]:
+        """Have inputs with reference outputs made in the background, once for each kernel.
+
+        Returns
+        -------
+        list of Future
+            Of the inputs, or of why there are none; in the order of the sources. They raise ``TuningError`` if a
+            worker cannot be started.
+        """
+        for source in sources:
+            if source.kernel not in self._known:
+                request = {
+                    "source": str(write_source(source, self._folder)),
+                    "folder": str(self._folder),
+                    "kernel": source.kernel,
+                    "seed": self._seed,
+                    "tf32": source.has_tf32,
+                }
+                self._known[source.kernel] = self._pool.submit(request, self._timeout_s, _result)
+        return [self._known[source.kernel] for source in sources]
 
     def make(self, sources: Sequence[KernelSource]) -> list[Inputs | str]:
         """Inputs with reference outputs, for each kernel, or why there are none.
@@ -74,23 +100,7 @@ class References:
         TuningError
             If a worker cannot be started.
         """
-        new = {s.kernel: s for s in sources if s.kernel not in self._known}
-        requests = [
-            {
-                "source": str(write_source(source, self._folder)),
-                "folder": str(self._folder),
-                "kernel": kernel,
-                "seed": self._seed,
-                "tf32": source.has_tf32,
-            }
-            for kernel, source in new.items()
-        ]
-        for kernel, answer in zip(new, self._pool.map(requests, self._timeout_s), strict=True):
-            done = answer["verdict"] == "made"
-            self._known[kernel] = (
-                Inputs.from_dict(answer["inputs"]) if done else str(answer["message"])
-            )
-        return [self._known[source.kernel] for source in sources]
+        return [future.result() for future in self.submit(sources)]
 
     def close(self) -> None:
         """End the workers and remove the outputs, unless the caller named their folder."""
@@ -103,6 +113,12 @@ class References:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _result(answer: Answer) -> Inputs | str:
+    if answer["verdict"] == "made":
+        return Inputs.from_dict(answer["inputs"])
+    return str(answer["message"])
 
 
 def reference_of(

@@ -48,6 +48,8 @@ class RpcRunner:
         If there is no tracker, or it knows no such server.
     """
 
+    in_parts = False  # each time it asks the tracker for sessions
+
     def __init__(
         self,
         host: str,

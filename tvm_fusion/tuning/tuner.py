@@ -1,32 +1,23 @@
 """Tunes kernels: proposes candidates, has them built and measured, keeps what came of them.
 
-While one kernel's candidates are measured, another's are built.
+While one kernel's candidates are measured, those of others are built.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
 
 from ..compat import Target, ir, tirx, tvm
 from ..errors import DatabaseError
 from .allocation import Progress, next_kernel
 from .cost_model import Candidate, CostModel
+from .flights import BuildsCandidates, Flight, MakesReferences, measured
 from .kernels import bare, kernel_digest
-from .measure import (
-    BuildFailure,
-    BuildRequest,
-    Built,
-    Inputs,
-    KernelSource,
-    Runner,
-    RunRequest,
-    RunResult,
-)
+from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
 from .models import models_of, refitted, save_models
 from .search import KernelSearch
 from .trials import Trial
@@ -34,20 +25,6 @@ from .work_dir import Records
 
 #: Candidates of a batch, and of a kernel's first one.
 BATCH, FIRST = 16, 8
-
-
-class BuildsCandidates(Protocol):
-    """Compiles candidates, such as `builder.Builder`."""
-
-    def build(self, requests: Sequence[BuildRequest]) -> list[Built | BuildFailure]:
-        """Build them, in order."""
-
-
-class MakesReferences(Protocol):
-    """Makes inputs and reference results, such as `reference.References`."""
-
-    def make(self, sources: Sequence[KernelSource]) -> list[Inputs | str]:
-        """Make them, in order; a message where there are none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +99,6 @@ class Budget:
         return time.monotonic() - self.started >= self.seconds
 
 
-#: Kernels with their candidates, and what was made of them.
-_Work = list[tuple[TunedKernel, list[Candidate]]]
-_Made = list[tuple["Inputs | str", list["Built | BuildFailure"]]]
-
-
 class Tuner:
     """Tunes any number of kernels for one target.
 
@@ -142,6 +114,8 @@ class Tuner:
         Where the runner measures; trials of another device are not used.
     batch : int
         Candidates of a batch, also an attribute.
+    ahead : int, optional
+        Candidates that are compiled while others are measured; two batches when absent.
     report : callable, optional
         Called after each batch.
     """
@@ -156,6 +130,7 @@ class Tuner:
         device: Device,
         *,
         batch: int = BATCH,
+        ahead: int | None = None,
         report: Callable[[], None] | None = None,
     ) -> None:
         self.kernels: dict[str, TunedKernel] = {}
@@ -167,6 +142,7 @@ class Tuner:
         #: Candidates that this object tried; `trials` counts those of earlier runs too.
         self.new_trials = 0
         self._target, self.batch = target, batch
+        self._ahead = ahead or 2 * batch
         self._builder, self._references, self._runner = builder, references, runner
         self.report = report
         #: Corrections of the templates' cost models, by template.
@@ -235,109 +211,83 @@ class Tuner:
         return sum(kernel.trials for kernel in self.kernels.values())
 
     def run(self, budget: Budget) -> None:
-        """Tune the kernels that are called, until the budget is spent or nothing pays any more."""
-        with concurrent.futures.ThreadPoolExecutor(1) as background:
-            ahead: tuple[_Work, Any] | None = None
+        """Tune the kernels that are called, until the budget is spent or nothing pays any more.
+
+        When the time is up, or `stopping` is set, the batch whose turn it is is finished.
+        """
+        flights: collections.deque[Flight] = collections.deque()
+        try:
             while True:
-                work = self._next(budget, ahead[0] if ahead else [])
-                following = (work, background.submit(self._build, work)) if work else None
-                if ahead is not None:
-                    self._measure(ahead[0], ahead[1].result())
-                elif following is None:
+                while self._count(flights) < self._ahead and (new := self._next(budget, flights)):
+                    flights.append(new)
+                if not flights:
                     return
-                ahead = following
+                self._measure([flights.popleft()])
+                if budget.is_over or self.stopping:
+                    return
+        finally:
+            for flight in flights:
+                flight.cancel()
+                flight.kernel.waiting = flight.candidates + flight.kernel.waiting
 
     def measure_first(self, kernels: Iterable[TunedKernel], budget: Budget) -> None:
         """Measure what would be compiled without tuning, of kernels of which nothing is known, as far as trials go."""
         distinct = {k.digest: k for k in kernels}.values()
         new = [k for k in distinct if not k.progress.best and not k.problem and k.waiting]
-        for start in range(0, len(new), self.batch):
-            left = budget.trials - self.trials
-            some = new[start : start + self.batch][: max(0, left)]
-            if not some or budget.is_over or self.stopping:
-                return
-            work = [(kernel, kernel.waiting[:1]) for kernel in some]
-            self._measure(work, self._build(work))
+        new = new[: max(0, budget.trials - self.trials)]
+        if budget.is_over or self.stopping:
+            return
+        flights = [self._begin(kernel, kernel.waiting[:1]) for kernel in new]
+        try:
+            while flights and not (budget.is_over or self.stopping):
+                self._measure(flights[: self.batch])
+                flights = flights[self.batch :]
+        finally:
+            for flight in flights:
+                flight.cancel()
 
-    def _next(self, budget: Budget, under_way: _Work) -> _Work:
-        """What to build next; empty when the budget is spent or nothing pays."""
-        left = budget.trials - self.trials - sum(len(c) for _, c in under_way)
+    @staticmethod
+    def _count(flights: Iterable[Flight]) -> int:
+        return sum(len(flight.candidates) for flight in flights)
+
+    def _begin(self, kernel: TunedKernel, candidates: list[Candidate]) -> Flight:
+        return Flight.of(kernel, candidates, self._builder, self._references)
+
+    def _next(self, budget: Budget, under_way: Sequence[Flight]) -> Flight | None:
+        """What to build next; None when the budget is spent or nothing pays."""
+        left = budget.trials - self.trials - self._count(under_way)
         if left <= 0 or budget.is_over or self.stopping:
-            return []
+            return None
         kernels = [k for k in self.kernels.values() if k.progress.weight and not k.problem]
-        busy = [i for i, k in enumerate(kernels) if any(k is other for other, _ in under_way)]
+        busy = [i for i, k in enumerate(kernels) if any(k is f.kernel for f in under_way)]
         while (number := next_kernel([k.progress for k in kernels], busy)) is not None:
             kernel = kernels[number]
             candidates = kernel.waiting or kernel.search.propose()
             kernel.waiting = []
             if candidates:
-                return [(kernel, candidates[:left])]
+                return self._begin(kernel, candidates[:left])
             kernel.progress.exhausted = True
             busy.append(number)
-        return []
+        return None
 
-    def _build(self, work: _Work) -> _Made:
-        """Compile candidates; runs in the background."""
-        inputs = self._references.make([kernel.source for kernel, _ in work])
-        requests = [
-            BuildRequest(kernel.source, c.template, c.decision)
-            for (kernel, candidates), made in zip(work, inputs, strict=True)
-            if not isinstance(made, str)
-            for c in candidates
-        ]
-        built = iter(self._builder.build(requests))
-        return [
-            (made, [] if isinstance(made, str) else [next(built) for _ in candidates])
-            for (_, candidates), made in zip(work, inputs, strict=True)
-        ]
-
-    def _measure(self, work: _Work, made: _Made) -> None:
-        """Measure what was built, and keep what came of every candidate."""
-        requests: dict[tuple[str, str], RunRequest] = {}
-        for (kernel, _), (inputs, built) in zip(work, made, strict=True):
-            for found in built:
-                if isinstance(found, Built) and found.code_digest not in kernel.codes:
-                    request = RunRequest(found, inputs, kernel.source.kind)
-                    requests.setdefault((kernel.digest, found.code_digest), request)
-        results = self._runner.run(list(requests.values()))
-        for (digest, code), result in zip(requests, results, strict=True):
-            if result.verdict != "lost":
-                self.kernels[digest].codes[code] = result
-        for (kernel, candidates), (inputs, built) in zip(work, made, strict=True):
-            if isinstance(inputs, str):
-                kernel.problem = inputs
-            else:
-                self._note(kernel, candidates, built)
+    def _measure(self, flights: Sequence[Flight]) -> None:
+        """Measure what was built, keep what came of every candidate, and learn from it."""
+        for some in measured(flights, self._runner):
+            self._keep([self._trial(flight.kernel, *tried) for flight, tried in some])
+        for flight in flights:
+            if not flight.kernel.problem:
+                self._learn(flight.kernel, [(c, result) for c, _, result in flight.tried])
         if self.report is not None:
             self.report()
 
-    def _note(
-        self,
-        kernel: TunedKernel,
-        candidates: Sequence[Candidate],
-        built: Sequence[Built | BuildFailure],
-    ) -> None:
-        """Keep and learn what came of one kernel's candidates; of those that nobody measured, nothing."""
-        results = []
-        for candidate, found in zip(candidates, built, strict=True):
-            if isinstance(found, Built):
-                result = kernel.codes.get(found.code_digest)
-            else:
-                result = RunResult(found.verdict, (), found.message)
-            if result is not None:
-                results.append((candidate, result))
-                self.new_trials += 1
-                self._keep(kernel, candidate, found, result)
-        self._learn(kernel, results)
-
-    def _keep(
+    def _trial(
         self,
         kernel: TunedKernel,
         candidate: Candidate,
         found: Built | BuildFailure,
         result: RunResult,
-    ) -> None:
-        trial = Trial(
+    ) -> Trial:
+        return Trial(
             kernel=kernel.digest, template=candidate.template, decision=candidate.decision,
             verdict=result.verdict, arch=self.records.arch, samples_us=result.samples_us,
             registers=found.registers, spill_bytes=found.spill_bytes,
@@ -346,8 +296,11 @@ class Tuner:
             device=self.device.name, driver=self.device.driver, operators=kernel.operators,
             message=result.message,
         )  # fmt: skip
+
+    def _keep(self, trials: Sequence[Trial]) -> None:
+        self.new_trials += len(trials)
         try:
-            self.records.add(trial)
+            self.records.add(*trials)
             self.disk_problem = ""
         except DatabaseError as error:  # tuning goes on; the records write it later if they can
             self.disk_problem = str(error)
