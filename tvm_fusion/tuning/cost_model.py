@@ -122,7 +122,7 @@ class CostModel:
             if trees is not None:
                 names, booster = trees
                 data = self._matrix([candidates[i] for i in chosen], names)
-                logs[chosen] = booster.predict(xgboost.DMatrix(data))
+                logs[chosen] = booster.predict(xgboost.DMatrix(data, nthread=1))
         return np.exp(-logs.astype("float64"))
 
     def _grown(self, template: str) -> tuple[list[str], xgboost.Booster] | None:
@@ -144,7 +144,7 @@ class CostModel:
                 "max_depth": _DEPTH, "eta": 0.15, "seed": self._seed, "nthread": 1,
                 "objective": "reg:squarederror", "base_score": 0.3, "verbosity": 0,
             }  # fmt: skip
-            matrix = xgboost.DMatrix(data, label=np.array(wanted))
+            matrix = xgboost.DMatrix(data, label=np.array(wanted), nthread=1)
             self._trees[template] = names, xgboost.train(parameters, matrix, _ROUNDS)
             self._stale.discard(template)
         return self._trees.get(template)

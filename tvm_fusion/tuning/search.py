@@ -1,7 +1,7 @@
-"""The search of one kernel's space, by meta-schedule's evolutionary search.
+"""The search of one kernel's space: ranked as a whole, or by meta-schedule's evolutionary search where it is large.
 
 A template's space is a trace of TVM: one ``sample_categorical`` for each of its choices, whose result is annotated. The
-search mutates these samples; what they mean is looked up when a candidate is built.
+evolution mutates these samples; what they mean is looked up when a candidate is built.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..schedules.decisions import Point
 from ..schedules.registry import Space, spaces
 from .cost_model import Candidate, CostModel
 from .kernels import bare, kernel_digest
+from .picking import pick
 
 ms = s_tir.meta_schedule
 
@@ -32,8 +33,9 @@ _POPULATION, _RANDOM, _GENERATIONS = 96, 24, 3
 #: Share of a batch that is picked without the model.
 _GREEDY = 0.1
 
-#: Size of a space that is ranked as a whole instead of evolved.
-_ENUMERATED = 64
+#: Size of a space that is ranked as a whole instead of evolved: that takes milliseconds, a batch of an evolution more
+#: than half a second.
+_ENUMERATED = 4096
 
 #: Candidates that a corrected model ranks before anything of a kernel is known.
 _CORRECTED = 1024
@@ -71,6 +73,8 @@ class KernelSearch:
         self._mod = tvm.IRModule({"main": bare(func)})
         self._database = ms.database.MemoryDatabase()
         self._known: dict[tuple, float] = {}
+        self._tried: dict[Candidate, float] = {}
+        self._left: dict[tuple, Candidate] | None = None
         points = self.spaces[0].points if self.spaces else ()
         self._first_us = sum(p.microseconds[0] for p in points if p.microseconds) or 1.0
         self._context: Any = None
@@ -138,10 +142,15 @@ class KernelSearch:
 
     def _best_of_all(self) -> list[Candidate]:
         """The next batch where every candidate can be ranked."""
-        left = [c for c in self._all() if (c.template, c.decision) not in self._known]
-        order = np.argsort(-self._model.scores(left, self.kernel), kind="stable")[: self._batch]
+        if self._left is None:
+            self._left = {(c.template, c.decision): c for c in self._all()}
+            for key in self._known:
+                self._left.pop(key, None)
+        left = list(self._left.values())
+        scores = self._model.scores(left, self.kernel)
+        chosen = pick(left, scores, self._tried, self._batch)
         self._exhausted = len(left) <= self._batch
-        return [left[i] for i in order]
+        return [left[number] for number in chosen]
 
     def _all(self) -> Iterator[Candidate]:
         """Every candidate."""
@@ -152,9 +161,13 @@ class KernelSearch:
     def tell(self, results: Iterable[tuple[Candidate, float]]) -> None:
         """Learn what candidates took, in microseconds; infinite where one failed."""
         for candidate, microseconds in results:
-            self._known[candidate.template, candidate.decision] = microseconds
+            key = candidate.template, candidate.decision
+            self._known[key] = self._tried[candidate] = microseconds
+            if self._left is not None:
+                self._left.pop(key, None)
             self._model.add(self.kernel, candidate, microseconds)
-            self._commit(candidate, microseconds)
+            if self._context is not None:
+                self._commit(candidate, microseconds)
         if self._context is not None:
             runs = [self._seconds(self._read(c)) for c in self._drawn]
             answers = [ms.runner.RunnerResult([s], None) for s in runs]
@@ -206,7 +219,9 @@ class KernelSearch:
         self._database.commit_tuning_record(record)
 
     def _start(self) -> Any:
-        """A context of meta-schedule with one design space for each template."""
+        """A context of meta-schedule with one design space for each template, and what is known so far."""
+        for candidate, microseconds in self._tried.items():
+            self._commit(candidate, microseconds)
         searched = [space for space in self.spaces if space.points]
 
         def designs(sch: s_tir.Schedule) -> list[s_tir.Schedule]:
