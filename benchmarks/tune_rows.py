@@ -16,10 +16,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch_rows
 from rows import BLOCKS, NETWORKS, ROWS
+
+if TYPE_CHECKING:
+    from tvm_fusion.tuning.workbench import Workbench
 
 DTYPES = ("float16", "float32")
 
@@ -33,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtypes", default="float16")
     p.add_argument("--trials", type=int, default=1000, help="candidates over all kernels of a row")
     p.add_argument("--minutes", type=float, default=3.0, help="for each row at most")
+    p.add_argument("--devices", help="GPUs that measure, as 0,1; default: GPU 0")
     p.add_argument("--target", help="default: cuda where there is a GPU, else llvm")
     return p
 
@@ -48,16 +52,19 @@ def module_of(row: str, dtype: str, folder: Path) -> Any:
     return frontend.load(path, dtype=dtype)
 
 
-def tune_row(row: str, dtype: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Tune one row and say how it went."""
+def tune_row(
+    row: str, dtype: str, args: argparse.Namespace, folder: Path, bench: Workbench
+) -> dict[str, Any]:
+    """Tune one row and say how it went; seconds are those of the row's own work, from its canonical module on."""
     from tvm_fusion.targets import parse_target
     from tvm_fusion.tuning.tune import tune_model
 
     module, target = module_of(row, dtype, folder), parse_target(args.target)
     started = time.monotonic()
     found = tune_model(
-        module, target, args.work_dir, trials=args.trials, minutes=args.minutes, name=row
-    )
+        module, target, args.work_dir, trials=args.trials, minutes=args.minutes, name=row,
+        workbench=bench,
+    )  # fmt: skip
     seconds = round(time.monotonic() - started, 1)
     whole = dataclasses.asdict(found.whole) if found.whole else {}
     groups = [list(group.operators) for group in found.plan.groups]
@@ -80,6 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import tvm
 
         args.target = "cuda" if tvm.cuda(0).exist else "llvm"
+    with tempfile.TemporaryDirectory() as folder, workbench(args) as bench:
+        return tune_rows(rows, args, Path(folder), bench)
+
+
+def workbench(args: argparse.Namespace) -> Workbench:
+    """Processes that build and measure, the same for all rows."""
+    from tvm_fusion.targets import parse_target
+    from tvm_fusion.tuning.workbench import Workbench
+
+    devices = [int(word) for word in args.devices.split(",")] if args.devices else None
+    return Workbench(parse_target(args.target), devices=devices)
+
+
+def tune_rows(rows: Sequence[str], args: argparse.Namespace, folder: Path, bench: Workbench) -> int:
+    """Tune rows one after another; 1 if one failed."""
     failed = False
     args.work_dir.mkdir(parents=True, exist_ok=True)
     notes = args.work_dir / "rows.json"
@@ -88,17 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if notes.exists()
         else {}
     )
-    with tempfile.TemporaryDirectory() as folder:
-        for dtype in args.dtypes.split(","):
-            for row in rows:
-                try:
-                    line = tune_row(row, dtype, args, Path(folder))
-                except Exception as error:  # noqa: BLE001 - the other rows go on
-                    line = {"name": row, "dtype": dtype, "error": str(error).splitlines()[-1:]}
-                    failed = True
-                known[row, dtype] = line
-                print(json.dumps(line), flush=True)
-                notes.write_text(json.dumps(list(known.values()), indent=1))
+    for dtype in args.dtypes.split(","):
+        for row in rows:
+            try:
+                line = tune_row(row, dtype, args, folder, bench)
+            except Exception as error:  # noqa: BLE001 - the other rows go on
+                line = {"name": row, "dtype": dtype, "error": str(error).splitlines()[-1:]}
+                failed = True
+            known[row, dtype] = line
+            print(json.dumps(line), flush=True)
+            notes.write_text(json.dumps(list(known.values()), indent=1))
     return int(failed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .build.executable import CompiledModel
 from .build.model import compile_model
@@ -200,6 +200,7 @@ def tune(
     minutes: float | None = None,
     config: FusionConfig | None = None,
     remote: Remote | None = None,
+    devices: Sequence[int] | None = None,
     require_cached: bool = False,
     name: str = "model",
     report: Callable[[Session], None] | None = None,
@@ -222,6 +223,8 @@ def tune(
         Strategies and limits.
     remote : Remote, optional
         A TVM RPC tracker whose servers measure, instead of this machine.
+    devices : sequence of int, optional
+        Numbers of the GPUs of this machine that measure, all alike; GPU 0 when absent.
     require_cached : bool
         Measure nothing: an error if something would have to be.
     name : str
@@ -248,7 +251,7 @@ def tune(
     resolved, canonical = resolve(mod, target, config)
     return tune_model(
         canonical, resolved, work_dir, config=config, trials=trials, minutes=minutes,
-        remote=remote, require_cached=require_cached, name=name, report=report,
+        remote=remote, devices=devices, require_cached=require_cached, name=name, report=report,
     ).plan  # fmt: skip
 
 

@@ -21,9 +21,10 @@ from rich.console import Console
 
 from tvm_fusion.cli import live, main
 from tvm_fusion.planner import Plan
-from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_parts
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning.allocation import TRIALS
+from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import WorkDir
 
@@ -62,7 +63,8 @@ def time_of(kernel, template, decision):
 def faked(monkeypatch):
     """Tuning with stand-ins; returns the runner."""
     runner = FakeRunner(time_of)
-    monkeypatch.setattr(tune_module, "_parts", fake_parts(FakeBuilder(), runner))
+    monkeypatch.setattr(tune_module, "_workbench", fake_workbench(FakeBuilder(), runner))
+    monkeypatch.setattr(tune_module, "device_of", lambda *_: Device("a device", "1.0"))
     whole = WholeTimes(20.0, 60.0, None)
     monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: whole)
     return runner
@@ -268,6 +270,9 @@ def test_a_terminal_shows_a_table(model, tmp_path, faked) -> None:
         (["--work-dir", "W", "--runner", "moon"], "'--runner'"),
         (["--work-dir", "W", "--key", "k"], "--key goes with --rpc HOST:PORT"),
         (["--work-dir", "W", "--rpc", "h:1"], "--rpc needs --key"),
+        (["--work-dir", "W", "--devices", "0,x"], "'0,x' is not a list of numbers, as 0,1"),
+        (["--work-dir", "W", "--devices", "0,0"], "do not go with target llvm"),
+        (["--work-dir", "W", "--rpc", "h:1", "--key", "k", "--devices", "0"], "exclude each other"),
         (["--work-dir", "W", "--rpc", "h", "--key", "k"], "'h' is not of the form HOST:PORT"),
         (["--work-dir", "W", "--rpc", "h:x", "--key", "k"], "is not of the form HOST:PORT"),
         (["--work-dir", "W", "--rpc", "h:70000", "--key", "k"], "is not of the form HOST:PORT"),

@@ -51,6 +51,13 @@ def tune_model(
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key of the servers at the tracker.")
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N...",
+            help="GPUs of this machine that measure, all alike, as 0,1 (default: GPU 0).",
+        ),
+    ] = None,
     require_cached: Annotated[
         bool,
         typer.Option(
@@ -74,9 +81,10 @@ def tune_model(
     --------
     tvm-fusion tune resnet50.onnx --work-dir tuned --target cuda --dtype float16
     tvm-fusion tune resnet50.onnx --work-dir tuned --minutes 10 -o plan.json --html tuning.html
+    tvm-fusion tune resnet50.onnx --work-dir tuned --target cuda --devices 0,1
     tvm-fusion tune resnet50.onnx --work-dir tuned --target cuda:sm_90a --rpc tracker:9190 --key h200
     """
-    remote = _remote(rpc, key, runner)
+    remote, numbers = _remote(rpc, key, runner), _devices(devices, rpc)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes must be above 0, not {minutes:g}")
     _check_files(options.model, work_dir, output, html)
@@ -86,7 +94,7 @@ def tune_model(
     target, module = resolve(options.load(), target, config)
     found = _tune(
         module, target, work_dir, config=config, trials=trials, minutes=minutes, remote=remote,
-        require_cached=require_cached, name=options.name,
+        devices=numbers, require_cached=require_cached, name=options.name,
     )  # fmt: skip
     print(_summary(options.name, found, trials, require_cached))
     if output is not None:
@@ -115,6 +123,18 @@ def _remote(rpc: str | None, key: str | None, runner: str | None) -> Remote | No
     from ..tuning.tune import Remote
 
     return Remote(host.strip("[]"), int(port), key)
+
+
+def _devices(devices: str | None, rpc: str | None) -> list[int] | None:
+    """Numbers of GPUs, from an option."""
+    if devices is None:
+        return None
+    if rpc is not None:
+        raise ValueError("--rpc and --devices exclude each other; leave one out")
+    words = devices.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ValueError(f"--devices {devices!r} is not a list of numbers, as 0,1")
+    return [int(word) for word in words]
 
 
 def _check_files(model: Path, work_dir: Path, output: Path | None, html: Path | None) -> None:

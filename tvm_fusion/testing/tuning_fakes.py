@@ -16,6 +16,8 @@ from ..tuning.tuner import Device
 class FakeBuilder:
     """Compiles nothing; ``fails`` may refuse a request."""
 
+    workers = 2
+
     def __init__(self, fails: Callable = lambda request: None):
         self.fails, self.requests = fails, []
 
@@ -81,14 +83,21 @@ def spills(request) -> BuildFailure:
     return BuildFailure("spills", "8 bytes are spilled", 255, 8, 0)
 
 
-def fake_parts(builder: FakeBuilder, runner: FakeRunner) -> Callable:
-    """A stand-in for what ``tuning.tune`` builds and measures with (its ``_parts``)."""
+class FakeWorkbench:
+    """A stand-in for what ``tune_model`` builds and measures with."""
+
+    kind, is_remote = "llvm", False
+
+    def __init__(self, builder: FakeBuilder, runner: FakeRunner):
+        self.builder, self.runner, self.references = builder, runner, FakeReferences()
+        self.device = Device("a device", "1.0")
+
+
+def fake_workbench(builder: FakeBuilder, runner: FakeRunner) -> Callable:
+    """A stand-in for what makes the workbench (``tune._workbench``)."""
 
     @contextlib.contextmanager
-    def parts(target, remote, nothing):
-        device = Device("a device", "1.0")
-        yield (None, None, None, device) if nothing else (
-            builder, FakeReferences(), runner, device,
-        )  # fmt: skip
+    def made(target, remote, devices, given):
+        yield FakeWorkbench(builder, runner)
 
-    return parts
+    return made

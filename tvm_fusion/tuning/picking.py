@@ -1,4 +1,4 @@
-"""Which candidates of a ranked list make up the next batch: mostly the best, and some that are unlike what was tried."""
+"""Which candidates of a ranked list make up a batch: mostly the best, and some that are unlike what was tried."""
 
 from __future__ import annotations
 

@@ -5,49 +5,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..build.inputs import require_static
 from ..build.signature import signature_of
 from ..compat import Target, tvm
 from ..config import FusionConfig
-from ..errors import DatabaseError, TuningError
+from ..errors import DatabaseError
 from ..planner.plan import Plan
 from ..schedules.registry import Lookup
-from ..targets import runs_here, with_variant
+from ..targets import with_variant
 from .allocation import TRIALS
-from .builder import Builder
 from .describe import alone, describe
-from .local_runner import LocalRunner
-from .measure import Runner
-from .reference import References
-from .rpc_runner import RpcRunner
 from .session import Session
 from .summary import load_summaries, save_summary
 from .tuned import lookup_in, policy_of
-from .tuner import Budget, Device, Tuner
+from .tuner import BATCH, Budget, Device, Tuner
 from .whole import WholeTimes, time_whole
 from .work_dir import Place, Records, WorkDir, record_arch
-
-
-@dataclasses.dataclass(frozen=True)
-class Remote:
-    """Servers of TVM's RPC tracker.
-
-    Attributes
-    ----------
-    host, port : str, int
-        The tracker.
-    key : str
-        Key of the servers, all of which have the same device.
-    """
-
-    host: str
-    port: int
-    key: str
+from .workbench import Remote, Workbench, check_devices, device_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +62,8 @@ def tune_model(
     trials: int = TRIALS,
     minutes: float | None = None,
     remote: Remote | None = None,
+    devices: Sequence[int] | None = None,
+    workbench: Workbench | None = None,
     require_cached: bool = False,
     name: str = "model",
     report: Callable[[Session], None] | None = None,
@@ -107,6 +86,10 @@ def tune_model(
         When to stop at the latest.
     remote : Remote, optional
         Where to measure; this machine when absent.
+    devices : sequence of int, optional
+        Numbers of the GPUs of this machine that measure, all alike; GPU 0 when absent.
+    workbench : Workbench, optional
+        Builds and measures, and lives on; one for this run alone when absent.
     require_cached : bool
         Measure nothing; an error if something would have to be.
     name : str
@@ -118,7 +101,7 @@ def tune_model(
     Raises
     ------
     ValueError
-        If the shape of an input is symbolic.
+        If the shape of an input is symbolic, or ``remote``, ``devices`` and ``workbench`` exclude each other.
     TuningError
         If nothing can be measured there, or with ``require_cached`` something would have to be.
     DatabaseError
@@ -129,21 +112,36 @@ def tune_model(
     require_static(signature_of(mod, target).inputs)
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(mod, target))
     if not require_cached:
+        if workbench is None:
+            check_devices(target.kind.name, remote, devices)  # before anything is written
         place.create()
     records = place.records()
     config = config or FusionConfig()
     budget = Budget(trials, 60 * minutes if minutes is not None else float("inf"))
-    with _parts(target, remote, require_cached) as (builder, references, runner, device):
-        tuner = Tuner(with_variant(target), builder, references, runner, records, device)
+    if require_cached:
+        device = device_of(target, remote, devices[0] if devices else 0)
+        tuner = Tuner(with_variant(target), None, None, None, records, device)
+        return _recalled(Session(mod, target, config, tuner, budget, name), require_all=True)
+    with _workbench(target, remote, devices, workbench) as bench:
+        tuner = _tuner(target, bench, records)
         session = Session(mod, target, config, tuner, budget, name)
-        if require_cached:
-            return _recalled(session, require_all=True)
         tuner.report = _Watch(session, place, report)
         tuner.report()
         plan = session.run()
-    found = _finish(session, plan, mod, None if remote else lookup_in([records]))
+        here = not bench.is_remote
+    found = _finish(session, plan, mod, lookup_in([records]) if here else None)
     _save(session, place, found)
     return found
+
+
+def _tuner(target: Target, bench: Workbench, records: Records) -> Tuner:
+    """A tuner that keeps all the builder's processes busy."""
+    workers = bench.builder.workers
+    batch = max(BATCH, min(workers, 2 * BATCH))
+    return Tuner(
+        with_variant(target), bench.builder, bench.references, bench.runner, records, bench.device,
+        batch=batch, ahead=2 * max(batch, workers),
+    )  # fmt: skip
 
 
 def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | None) -> Tuned:
@@ -220,38 +218,22 @@ def _recalled(session: Session, *, require_all: bool = False) -> Tuned:
 
 
 @contextlib.contextmanager
-def _parts(target: Target, remote: Remote | None, nothing: bool) -> Iterator[tuple]:
-    """What builds, makes references and measures (None where nothing may), and the device."""
-    device = device_of(target, remote)
-    if nothing:
-        yield None, None, None, device
+def _workbench(
+    target: Target,
+    remote: Remote | None,
+    devices: Sequence[int] | None,
+    given: Workbench | None,
+) -> Iterator[Workbench]:
+    """The caller's workbench, or one for this run alone."""
+    if given is None:
+        with Workbench(target, remote, devices) as own:
+            yield own
         return
-    with contextlib.ExitStack() as stack:
-        runner: Runner
-        if remote is not None:
-            runner = stack.enter_context(RpcRunner(remote.host, remote.port, remote.key))
-        else:
-            if not runs_here(target):
-                raise TuningError(
-                    f"this machine has no device for {target.kind.name}; measure on another one with "
-                    "--rpc HOST:PORT --key KEY"
-                )
-            runner = stack.enter_context(LocalRunner(target.kind.name))
-        builder = stack.enter_context(Builder())
-        references = stack.enter_context(References())
-        yield builder, references, runner, device
-
-
-def device_of(target: Target, remote: Remote | None) -> Device:
-    """The device whose times are meant."""
-    if remote is not None:
-        return Device(f"rpc:{remote.key}")
-    if target.kind.name == "llvm":
-        return Device(str(json.loads(str(target)).get("mcpu") or "cpu"))
-    device = tvm.cuda(0)
-    if not device.exist:
-        return Device(str(target.attrs["arch"]))
-    return Device(str(device.device_name), _driver())
+    if remote is not None or devices is not None:
+        raise ValueError("a workbench measures where it was made to; leave remote and devices out")
+    if given.kind != target.kind.name:
+        raise ValueError(f"the workbench is for {given.kind}, the target is {target.kind.name}")
+    yield given
 
 
 def recorded_device(records: Records, wanted: Device) -> Device:
@@ -260,13 +242,3 @@ def recorded_device(records: Records, wanted: Device) -> Device:
     if wanted.name in counts or not counts:
         return wanted
     return Device(max(sorted(counts), key=counts.__getitem__))
-
-
-def _driver() -> str:
-    """Version of the NVIDIA driver; empty where the kernel does not say."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r"\b(\d{3}\.\d[\d.]*)\b", text)
-    return match[1] if match else ""
