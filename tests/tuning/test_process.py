@@ -176,3 +176,51 @@ def test_ctrl_c_ends_the_workers(toy):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_workers_are_launched_before_they_are_asked(toy):
+    pool = WorkerPool([toy(), toy()])
+    begin = time.monotonic()
+    pool.launch()
+    assert time.monotonic() - begin < 1
+    pids = {worker.pid for worker in pool.workers}
+    assert None not in pids and len(pids) == 2
+    pool.launch()  # once
+    answers = pool.map([{"do": "work"}] * 4, 30)
+    assert {answer["pid"] for answer in answers} <= pids == {w.pid for w in pool.workers}
+
+
+def test_what_is_submitted_is_done_in_order_and_a_death_costs_one(toy):
+    pool = WorkerPool([toy()])
+    what = ["work", "crash", "work", "raise"]
+    asked = [pool.submit({"do": do, "number": i}, 30, dict) for i, do in enumerate(what)]
+    answers = [future.result() for future in asked]
+    assert [a["verdict"] for a in answers] == ["done", "crashed", "done", "error"]
+    assert [a.get("number") for a in answers][::2] == [0, 2]
+    assert pool.submit({"do": "work"}, 30, lambda answer: answer["pid"]).result() > 0
+    pool.close()
+
+
+def test_closing_a_pool_ends_what_was_submitted(toy):
+    pool = WorkerPool([toy(), toy()])
+    asked = [pool.submit({"do": "hang"}, 600, dict) for _ in range(5)]
+    time.sleep(0.5)
+    pool.close()
+    assert all(future.done() for future in asked) and asked[-1].cancelled()
+    assert all(worker.pid is None for worker in pool.workers)
+
+
+def test_workers_import_no_pytorch(tmp_path, monkeypatch):
+    """TVM would; what asks for it finds none."""
+    text = """
+import sys
+import tvm
+from tvm_fusion.tuning.serve import serve
+found = sorted(name for name in sys.modules if name.split(".")[0] == "torch")
+serve(lambda channel: lambda request: {"verdict": "done", "found": found})
+"""
+    (tmp_path / "looks_worker.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    worker = Worker("looks_worker")
+    assert worker.ask({}, 60)["found"] == ["torch"]  # None, which stands for it
+    worker.kill()

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 import zlib
+from concurrent.futures import Future
 
 import pytest
 from tvm import te
 
 from tvm_fusion.errors import DatabaseError
 from tvm_fusion.targets import parse_target, with_variant
-from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
+from tvm_fusion.testing.tuning_fakes import (
+    FakeBuilder,
+    FakeReferences,
+    FakeRunner,
+    done,
+    ok,
+    spills,
+)
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.tuner import Budget, Device, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
@@ -239,3 +249,121 @@ def test_a_damaged_model_is_no_obstacle(tmp_path):
     assert len(told) == 1
     again.refit()
     assert "devices" in path.read_text()
+
+
+class Slow(FakeBuilder):
+    """Compiles nothing until it is told to, and notes how much it was given meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.futures = []
+
+    def submit(self, requests):
+        """Answer later."""
+        self.requests += requests
+        made = [(Future(), request) for request in requests]
+        self.futures += made
+        return [future for future, _ in made]
+
+    def finish(self):
+        """Answer all but those that were cancelled."""
+        made, self.futures = self.futures, []
+        for future, request in made:
+            if future.set_running_or_notify_cancel():
+                future.set_result(self.made(request))
+
+
+def test_batches_of_several_kernels_are_compiled_ahead(tmp_path):
+    builder, seen = Slow(), []
+
+    class Runner(FakeRunner):
+        def run(self, requests):
+            seen.append(len(builder.requests) - len(self.ran))
+            return super().run(requests)
+
+    found = tuner(tmp_path, Runner(time_of), builder, ahead=24)
+    for rows in (64, 128, 192, 256):
+        found.add(product(rows), ["matmul"]).progress.weight = 1
+    timer = threading.Thread(target=answer, args=(builder, lambda: found.trials >= 80), daemon=True)
+    timer.start()
+    found.run(Budget(80))
+    timer.join(10)
+    assert found.trials == len(set(found._runner.ran)) == 80
+    # Of the first batches of eight three are compiled; later ones are of sixteen.
+    assert seen[0] == 24 and max(seen) <= 24 + 16
+
+
+def answer(builder, is_over):
+    """Finish what is compiled, again and again."""
+    while not is_over():
+        builder.finish()
+        time.sleep(0.01)
+
+
+def test_what_was_compiled_ahead_is_dropped_when_the_time_is_up_and_tried_later(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    kernels = [found.add(product(rows), ["matmul"]) for rows in (64, 128, 192)]
+    for kernel in kernels:
+        kernel.progress.weight = 1
+    first = [list(kernel.waiting) for kernel in kernels]
+    found.report = lambda: setattr(found, "stopping", True)
+    found.run(Budget(64))
+    assert found.trials == len(first[0]) and [k.waiting for k in kernels[1:]] == first[1:]
+    found.report, found.stopping = None, False
+    found.run(Budget(64))
+    assert found.trials == 64 == len(set(found._runner.ran))
+    tried = {(t.kernel, t.decision) for t in found.records}
+    assert {(k.digest, c.decision) for k, c in zip(kernels, first, strict=True) for c in c} <= tried
+
+
+def test_a_kernel_without_a_reference_is_not_tuned_and_says_why(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    bad, good = (found.add(product(rows), ["matmul"]) for rows in (64, 128))
+    bad.progress.weight = good.progress.weight = 1
+    make = found._references.submit
+    found._references.submit = lambda sources: (
+        [done("it has no reference")] if sources[0].kernel == bad.digest else make(sources)
+    )
+    found.run(Budget(32))
+    assert bad.problem == "it has no reference" and bad.trials == 0 and good.trials == 32
+
+
+class WhenAsked(Future):
+    """A future that is not done until someone waits for it."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def result(self, timeout=None):
+        """Make the result now."""
+        if not self.done():
+            self.set_result(self.make())
+        return super().result(timeout)
+
+
+def test_what_was_measured_before_an_interrupt_is_on_record(tmp_path):
+    """One by one, as candidates are compiled: nothing that was measured is lost with the rest of its batch."""
+    builder = FakeBuilder()
+    builder.submit = lambda requests: [WhenAsked(lambda r=r: builder.made(r)) for r in requests]
+    found = tuner(tmp_path, FakeRunner(time_of, stop=3), builder)
+    found.add(product(), ["matmul"]).progress.weight = 1
+    with pytest.raises(KeyboardInterrupt):
+        found.run(Budget(16))
+    assert len(WorkDir(tmp_path).open("sm_90", "float16")) == 3
+
+
+def test_how_fast_candidates_are_compiled_changes_nothing(tmp_path):
+    ran = []
+    for name in "ab":
+        builder = FakeBuilder()
+        if name == "b":
+            builder.submit = lambda requests, b=builder: [
+                WhenAsked(lambda r=r: b.made(r)) for r in requests
+            ]
+        found = tuner(tmp_path / name, FakeRunner(time_of), builder)
+        for rows in (64, 128):
+            found.add(product(rows), ["matmul"]).progress.weight = 1
+        found.run(Budget(64))
+        ran.append(found._runner.ran)
+    assert ran[0] == ran[1] and len(ran[0]) == 64
