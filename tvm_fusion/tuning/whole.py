@@ -18,6 +18,7 @@ from ..compat import Target, relax, tvm
 from ..planner.plan import Plan
 from ..schedules import remembering
 from ..schedules.registry import Lookup, deciding_by
+from .local_runner import device_lock, device_name
 
 #: Measurements of each side, interleaved, and least seconds of one.
 _REPEAT, _SECONDS = 15, 2e-3
@@ -72,7 +73,8 @@ def time_whole(
         sides.append(stock)
     rng = np.random.default_rng(seed)
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
-    return WholeTimes(*(1e6 * seconds for seconds in _interleaved(sides, arrays)))
+    with device_lock(device_name(target.kind.name, 0)):
+        return WholeTimes(*(1e6 * seconds for seconds in _interleaved(sides, arrays)))
 
 
 def _interleaved(sides: Sequence[LoadedModel], arrays: Sequence[Any]) -> list[float]:
