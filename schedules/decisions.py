@@ -24,8 +24,8 @@ T = TypeVar("T")
 #: What a decision consists of, by name, such as ``"tile.rows"``, in the order of the choices.
 Decision = tuple[tuple[str, int | str], ...]
 
-#: Options of one choice that are searched: those that the cost model ranks first. So many that they differ: of the tiles
-#: of a product the first 256 are predicted within 30 % of each other, and look alike.
+#: Options of one choice that are searched: those that the cost model ranks first. So many that they differ: of the
+#: tiles of a product the first 256 are predicted within 30 % of each other, and look alike.
 MOST_OPTIONS = 1024
 
 
