@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 import zlib
@@ -367,3 +368,32 @@ def test_how_fast_candidates_are_compiled_changes_nothing(tmp_path):
         found.run(Budget(64))
         ran.append(found._runner.ran)
     assert ran[0] == ran[1] and len(ran[0]) == 64
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_best_is_found_where_the_model_is_wrong(tmp_path, seed):
+    """Each value of each choice, and some pairs, make a kernel slower or faster than predicted, by 15 % as a rule."""
+
+    def factor(decision):
+        entries = list(decision)
+        several = [(e,) for e in entries] + [(entries[a], entries[b]) for a, b in ((0, 1), (3, 4))]
+        chance = (random.Random(repr((seed, *some))).gauss(0, 0.15) for some in several)
+        return math.exp(sum(chance))
+
+    def time(kernel, template, decision):
+        if template != space.template:
+            return 100.0
+        key = tuple(decision.items())
+        return predicted[key] * factor(key)
+
+    found = tuner(tmp_path, FakeRunner(time))
+    kernel = found.add(product(512, 384), ["matmul"])
+    space = kernel.search.spaces[0]
+    (point,) = space.points
+    predicted = dict(zip(point.options, point.microseconds, strict=True))
+    kernel.progress.weight = 1
+    found.run(Budget(96))
+    optimum = min(us * factor(decision) for decision, us in predicted.items())
+    assert kernel.best_us <= 1.1 * optimum < 1.3 * optimum < kernel.default_us
+    # The template that is far slower costs little.
+    assert sum(t.template != space.template for t in found.records) <= 6
