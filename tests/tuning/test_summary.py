@@ -12,11 +12,12 @@ from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
-from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_parts
+from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import Device, plan_from_records, recorded_device, tune_model
+from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import WorkDir
 
@@ -42,7 +43,8 @@ def faked(monkeypatch):
     """Tuning with stand-ins; returns the runner. The whole model takes what the test says."""
     runner = FakeRunner(time_of)
     runner.whole = WholeTimes(20.0, 60.0, 40.0)
-    monkeypatch.setattr(tune_module, "_parts", fake_parts(FakeBuilder(), runner))
+    monkeypatch.setattr(tune_module, "_workbench", fake_workbench(FakeBuilder(), runner))
+    monkeypatch.setattr(tune_module, "device_of", lambda *_: Device("a device", "1.0"))
     monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: runner.whole)
     return runner
 
