@@ -70,7 +70,7 @@ def tune_row(
     groups = [list(group.operators) for group in found.plan.groups]
     return {
         "name": row, "dtype": dtype, "seconds": seconds, "trials": found.trials,
-        "fell_back": found.fell_back, "groups": groups,
+        "shipped": found.shipped, "groups": groups,
         **{key: round(us, 3) if us is not None else None for key, us in whole.items()},
     }  # fmt: skip
 

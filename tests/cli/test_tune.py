@@ -195,7 +195,7 @@ def test_a_second_run_goes_on(model, tmp_path, faked, capsys) -> None:
     assert lines_of(tmp_path)[:8] == first and len(lines_of(tmp_path)) == 12
     assert len(set(faked.ran)) == len(faked.ran) == 12
     out = capsys.readouterr().out
-    assert "tuned: 12 trials of 12" in out and "TVM's default does not compile" in out
+    assert "tuned: 12 trials of 12" in out and "TVM's default not usable" in out
 
 
 def test_require_cached(model, tmp_path, faked, capsys) -> None:

@@ -176,7 +176,8 @@ def test_how_to_go_on(page) -> None:
         ({"state": "stopped", "tuned_us": None}, "The run was stopped; the plan is the best so far"),
         ({"state": "running", "tuned_us": None}, "under way, or was killed"),
         ({"state": "finished", "tuned_us": None}, "not timed on this machine: only servers measured"),
-        ({"fell_back": True, "tuned_us": 26.0}, "(26.0 µs), so it is compiled without groups"),
+        ({"shipped": "unfused", "tuned_us": 26.0}, "(26.0 µs), so it is compiled without groups"),
+        ({"shipped": "default", "tuned_us": 36.0}, "(36.0 µs), so the model is compiled by it"),
     ],
 )  # fmt: skip
 def test_other_ends(tmp_path, fields, sentence) -> None:

@@ -109,16 +109,38 @@ def test_a_killed_run_has_a_summary_of_its_last_plan(tmp_path, faked):
     assert [s.state for s in load_summaries(place.folder)] == ["running"]
 
 
+@pytest.mark.parametrize(
+    ("whole", "fastest"),
+    [
+        (WholeTimes(50.0, 60.0, 40.0), "default"),
+        (WholeTimes(50.0, 60.0, 49.0), "tuned"),  # not clearly faster
+        (WholeTimes(70.0, 60.0, 59.0), "unfused"),
+        (WholeTimes(70.0, 60.0, 50.0), "default"),
+        (WholeTimes(50.0, 60.0, None), "tuned"),
+    ],
+)
+def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
+    faked.whole = whole
+    found = tune_model(module(), TARGET, tmp_path, trials=30)
+    assert found.shipped == whole.fastest == fastest
+    assert found.plan.pipeline == ("tvm" if fastest == "default" else "tvm_fusion")
+    assert bool(found.plan.groups) is (fastest == "tuned")
+    assert found.plan.totals.measured_us_after == whole.of(fastest)
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    assert plan_from_records(module(), TARGET, records).pipeline == found.plan.pipeline
+
+
 @pytest.mark.parametrize("slower", [True, False])
 def test_groups_that_did_not_pay_stay_out_later_too(tmp_path, faked, slower):
     faked.whole = WholeTimes(70.0 if slower else 50.0, 60.0)
     found = tune_model(module(), TARGET, tmp_path, trials=30)
-    assert found.fell_back is slower and bool(found.plan.groups) is not slower
+    assert found.shipped == ("unfused" if slower else "tuned")
+    assert bool(found.plan.groups) is not slower
     records = WorkDir(tmp_path).open("x86_64", "float32")
     plan = plan_from_records(module(), TARGET, records)
     assert bool(plan.groups) is not slower
     cached = tune_model(module(), TARGET, tmp_path, require_cached=True)
-    assert cached.fell_back is slower and len(cached.plan.groups) == len(plan.groups)
+    assert cached.shipped == found.shipped and len(cached.plan.groups) == len(plan.groups)
     # Another model of the same kernels is not concerned.
     b = ModuleBuilder()
     x = b.input("image", (1, 8, 12, 12))

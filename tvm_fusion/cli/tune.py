@@ -191,8 +191,8 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
         f"{t.launches_before} kernel launches unfused, {t.launches_after} fused"
     ]
     if whole is not None:
-        tuned = whole.unfused_us if found.fell_back else whole.tuned_us
-        default = "does not compile" if whole.default_us is None else time_text(whole.default_us)
+        tuned = whole.of(found.shipped)
+        default = "not usable" if whole.default_us is None else time_text(whole.default_us)
         gains = [gain_text(whole.unfused_us, tuned), gain_text(whole.default_us, tuned)]
         against = ["unfused", "TVM's default"]
         told = [f"{gain} against {what}" for gain, what in zip(gains, against, strict=True) if gain]
@@ -200,8 +200,12 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
             f"whole model, µs: tuned {time_text(tuned)}, unfused {time_text(whole.unfused_us)}, "
             f"TVM's default {default}" + (f" ({', '.join(told)})" if told else "")
         )
-    if found.fell_back:
+    if found.shipped == "unfused":
         lines.append("the groups did not make the whole model faster, so the plan has none")
+    if found.shipped == "default":
+        lines.append(
+            "TVM's default pipeline was faster than any plan, so the model is compiled by it"
+        )
     return "\n".join(lines)
 
 

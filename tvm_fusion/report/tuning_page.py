@@ -223,7 +223,9 @@ def _tiles(summary: Summary) -> Iterable[dict[str, Any]]:
     """The outcome in large figures."""
     before, after = summary.launches
     yield _tile("kernel launches", "", before, after, str(before), str(after))
-    tuned = summary.unfused_us if summary.fell_back else summary.tuned_us
+    tuned = {"unfused": summary.unfused_us, "default": summary.default_us}.get(
+        summary.shipped, summary.tuned_us
+    )
     for label, other in (("unfused", summary.unfused_us), ("TVM's default", summary.default_us)):
         if tuned is not None and other is not None:
             name = f"whole model, {label} → tuned"

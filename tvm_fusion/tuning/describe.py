@@ -21,7 +21,7 @@ def describe(
     *,
     plan: Plan | None = None,
     whole: WholeTimes | None = None,
-    fell_back: bool = False,
+    shipped: str = "tuned",
 ) -> Summary:
     """Summarise a run that has a plan.
 
@@ -35,8 +35,8 @@ def describe(
         What will be compiled; the session's when absent.
     whole : WholeTimes, optional
         Times of the whole model.
-    fell_back : bool
-        Whether the plan has no groups because the model was not faster with them.
+    shipped : {"tuned", "unfused", "default"}
+        What is compiled (see `Tuned`).
     """
     plan = plan or session.plan
     if plan is None:
@@ -61,7 +61,7 @@ def describe(
         tuned_us=whole.tuned_us if whole else None,
         unfused_us=whole.unfused_us if whole else None,
         default_us=whole.default_us if whole else None,
-        fell_back=fell_back,
+        shipped=shipped,
     )
 
 

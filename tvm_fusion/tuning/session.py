@@ -152,18 +152,24 @@ class Session:
         return dataclasses.replace(plan, totals=totals)
 
     def without_groups(self, plan: Plan, whole: WholeTimes) -> Plan:
-        """A plan that fuses nothing, because the whole model was not faster with its groups."""
+        """A plan that fuses nothing, because the whole model was faster so, or by TVM's default pipeline."""
+        side = whole.fastest
+        stock = side == "default"
+        us = whole.default_us if stock and whole.default_us is not None else whole.unfused_us
         numbers = {
-            "measured_us_before": round(whole.unfused_us, 3),
-            "measured_us_after": round(whole.tuned_us, 3),
-        }
-        detail = "the whole model was measured no faster with the groups of its best plan"
+            "measured_us_before": round(us, 3), "measured_us_after": round(whole.tuned_us, 3),
+        }  # fmt: skip
+        detail = "the whole model was measured " + (
+            "faster by TVM's default pipeline"
+            if stock
+            else "no faster with the groups of its best plan"
+        )
         refusals = {
             g.id: Rejection(g.strategy, g.nodes, "unprofitable", "slower_measured", numbers, detail)
             for g in plan.groups
         }
-        unfused = WholeTimes(whole.unfused_us, whole.unfused_us)
-        return self.with_totals(drop_groups(plan, refusals), unfused)
+        alone = self.with_totals(drop_groups(plan, refusals), WholeTimes(us, whole.unfused_us))
+        return dataclasses.replace(alone, pipeline="tvm" if stock else alone.pipeline)
 
     def _slice(self, trials: int) -> Budget:
         """So many trials, within what is left of the time."""

@@ -96,8 +96,8 @@ class Summary:
     tuned_us, unfused_us, default_us : float or None
         The whole model timed: with the best plan, with one kernel per operator, by TVM's default
         pipeline.
-    fell_back : bool
-        Whether the model is compiled without groups, because it was not faster with them.
+    shipped : {"tuned", "unfused", "default"}
+        What is compiled: the best plan, one kernel per operator, or TVM's default pipeline.
     date : str
         When, in UTC.
     """
@@ -119,7 +119,7 @@ class Summary:
     tuned_us: float | None = None
     unfused_us: float | None = None
     default_us: float | None = None
-    fell_back: bool = False
+    shipped: str = "tuned"
     date: str = dataclasses.field(default_factory=now)
 
     def to_json(self) -> str:

@@ -40,8 +40,9 @@ class Tuned:
         stopped.
     trials : int
         Candidates tried, those of earlier runs included.
-    fell_back : bool
-        Whether the plan has no groups because the whole model was not faster with them.
+    shipped : {"tuned", "unfused", "default"}
+        What is compiled: the plan as tuned, without its groups because the whole model was not faster
+        with them, or by TVM's default pipeline because that was faster than both.
     stopped : bool
         Whether the run was stopped (``session.tuner.stopping``).
     """
@@ -49,7 +50,7 @@ class Tuned:
     plan: Plan
     whole: WholeTimes | None
     trials: int
-    fell_back: bool = False
+    shipped: str = "tuned"
     stopped: bool = False
 
 
@@ -145,13 +146,13 @@ def _tuner(target: Target, bench: Workbench, records: Records) -> Tuner:
 
 
 def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | None) -> Tuned:
-    """Time the whole model, where that is possible, and take the faster of fused and not."""
+    """Time the whole model, where that is possible, and take the fastest of fused, not fused, and TVM's own."""
     trials, stopped = session.tuner.trials, session.tuner.stopping
     if lookup is None or stopped:
         return Tuned(plan, None, trials, stopped=stopped)
     whole = time_whole(mod, session.target, plan, lookup)
-    if plan.groups and not whole.fusing_pays:
-        return Tuned(session.without_groups(plan, whole), whole, trials, fell_back=True)
+    if whole.fastest == "default" or (plan.groups and whole.fastest == "unfused"):
+        return Tuned(session.without_groups(plan, whole), whole, trials, whole.fastest)
     return Tuned(session.with_totals(plan, whole), whole, trials)
 
 
@@ -180,7 +181,7 @@ def _save(session: Session, place: Place, found: Tuned | None) -> None:
             return
         state = "stopped" if found.stopped else "finished"
         summary = describe(
-            session, state, plan=found.plan, whole=found.whole, fell_back=found.fell_back
+            session, state, plan=found.plan, whole=found.whole, shipped=found.shipped
         )
         save_summary(place.folder, summary)
     except DatabaseError as error:
@@ -207,13 +208,13 @@ def plan_from_records(
 
 
 def _recalled(session: Session, *, require_all: bool = False) -> Tuned:
-    """What the records say; no groups where the last run of this model found it no faster with them."""
+    """What the records say; no groups where the last run of this model found another way faster."""
     plan, trials = session.recall(require_all=require_all), session.tuner.trials
     operators, device = alone(session), session.tuner.device.name
     for last in load_summaries(session.tuner.records.folder):
-        if plan.groups and last.fell_back and (last.alone, last.device) == (operators, device):
+        if last.shipped != "tuned" and (last.alone, last.device) == (operators, device):
             whole = WholeTimes(last.tuned_us, last.unfused_us, last.default_us)
-            return Tuned(session.without_groups(plan, whole), None, trials, fell_back=True)
+            return Tuned(session.without_groups(plan, whole), None, trials, last.shipped)
     return Tuned(plan, None, trials)
 
 

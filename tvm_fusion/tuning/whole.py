@@ -12,16 +12,20 @@ import numpy as np
 
 from ..build.executable import LoadedModel
 from ..build.inputs import random_array
-from ..build.model import BUILD_ERRORS, compile_model, unfused_plan
-from ..build.signature import signature_of, with_signature
-from ..compat import Target, relax, tvm
+from ..build.model import BUILD_ERRORS, build_stock, compile_model, unfused_plan
+from ..build.signature import signature_of
+from ..compat import Target, tvm
+from ..errors import FusionError
 from ..planner.plan import Plan
 from ..schedules import remembering
 from ..schedules.registry import Lookup, deciding_by
+from ..verification.verify import MODEL_TOLERANCE, compare, tolerance_of
 from .local_runner import device_lock, device_name
 
 #: Measurements of each side, interleaved, and least seconds of one.
 _REPEAT, _SECONDS = 15, 2e-3
+#: Share of our time that TVM's own pipeline may take at most to be taken instead.
+_CLEARLY = 0.97
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,8 @@ class WholeTimes:
     tuned_us, unfused_us : float
         The tuned plan; one kernel per operator, with the same records.
     default_us : float or None
-        TVM's own default pipeline; None where that does not compile the model.
+        TVM's own default pipeline; None where that does not compile the model, or its results are
+        not those of the model within tolerance (it adds up float16 in float16).
     """
 
     tuned_us: float
@@ -41,9 +46,16 @@ class WholeTimes:
     default_us: float | None = None
 
     @property
-    def fusing_pays(self) -> bool:
-        """Whether the tuned plan is faster than no fusion."""
-        return self.tuned_us < self.unfused_us
+    def fastest(self) -> str:
+        """What is compiled: ``"tuned"``, ``"unfused"``, or ``"default"`` if that is clearly faster than both."""
+        ours = min(self.tuned_us, self.unfused_us)
+        if self.default_us is not None and self.default_us < _CLEARLY * ours:
+            return "default"
+        return "tuned" if self.tuned_us < self.unfused_us else "unfused"
+
+    def of(self, side: str) -> float | None:
+        """Microseconds of a side by its name."""
+        return {"tuned": self.tuned_us, "unfused": self.unfused_us}.get(side, self.default_us)
 
 
 def time_whole(
@@ -68,7 +80,7 @@ def time_whole(
         sides: list[LoadedModel] = [
             compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))
         ]
-    stock = _stock(mod, target)
+    stock = _stock(mod, target, plan, sides[1], seed)
     if stock is not None:
         sides.append(stock)
     rng = np.random.default_rng(seed)
@@ -91,15 +103,15 @@ def _interleaved(sides: Sequence[LoadedModel], arrays: Sequence[Any]) -> list[fl
     return [statistics.median(found) for found in times]
 
 
-def _stock(mod: tvm.IRModule, target: Target) -> LoadedModel | None:
-    """TVM's default pipeline; None where it does not compile the model."""
+def _stock(
+    mod: tvm.IRModule, target: Target, plan: Plan, unfused: LoadedModel, seed: int
+) -> LoadedModel | None:
+    """TVM's default pipeline; None where it does not compile the model, or not exactly enough."""
     signature = signature_of(mod, target)
     try:
-        with target, tvm.transform.PassContext(opt_level=3):
-            pipeline = relax.get_default_pipeline(target)
-            built = tvm.compile(
-                with_signature(mod, signature), target=target, relax_pipeline=pipeline
-            )
-    except BUILD_ERRORS:
+        stock = LoadedModel(build_stock(mod, target), signature)
+        tolerance = tolerance_of(plan, target, MODEL_TOLERANCE)
+        found = compare("model", (), unfused, stock, signature, tolerance, 1, seed)
+    except (FusionError, *BUILD_ERRORS):
         return None
-    return LoadedModel(built, signature, cuda_graph=False)
+    return stock if found.passed else None
