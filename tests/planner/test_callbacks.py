@@ -12,7 +12,7 @@ from tvm_fusion.planner.candidates import Timing
 from tvm_fusion.strategies.base import depth_of
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.plans import DEVICE, graph_of, planned, solved
-from tvm_fusion.testing.synthetic_blocks import elementwise_chain, mixed_convs
+from tvm_fusion.testing.synthetic_blocks import cross_pair, elementwise_chain, mixed_convs
 from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 from tvm_fusion.transform.annotate import group_attrs
 
@@ -248,6 +248,30 @@ def test_a_clock_overrules_what_was_predicted():
 
     (group,) = planned(module, "cuda:sm_75", recall=recall).groups
     assert group.members == 4 and group.evidence == "measured"
+
+
+@pytest.mark.parametrize(
+    ("us", "known", "joined", "reason"),
+    [
+        (15.0, True, True, None),
+        (190.0, True, False, "slower_measured"),
+        (15.0, False, False, "work_ratio"),
+    ],
+)
+def test_a_clock_overrules_the_rule_of_work_ratios(us, known, joined, reason):
+    """A 3x3 and a 1x1 convolution of one sum are 1:9; where their joined kernel was measured, that counts."""
+    module = cross_pair(kernels=(3, 1), channels=64, outputs=64)
+
+    def recall(proposals):
+        times = [
+            Timing(us if depth > 2 else 20.0) for depth in (len(p.members) + 1 for p in proposals)
+        ]
+        whole = [len(p.members) > 1 for p in proposals]
+        return [t if known or not w else None for t, w in zip(times, whole, strict=True)]
+
+    plan = planned(module, recall=recall)
+    assert any(g.members > 1 for g in plan.groups) is joined
+    assert reason is None or reason in {r.reason for r in plan.rejected}
 
 
 def test_a_guard_is_not_overruled_by_a_clock():

@@ -12,7 +12,7 @@ from tvm_fusion.planner.planner import solve
 from tvm_fusion.testing.blocks import inception_module, residual_block, resnet_bottleneck
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
 from tvm_fusion.testing.plans import DEVICE, graph_of
-from tvm_fusion.testing.synthetic_blocks import concatenated_sums, elementwise_chain
+from tvm_fusion.testing.synthetic_blocks import concatenated_sums, cross_pair, elementwise_chain
 from tvm_fusion.testing.transformer_blocks import bert_block
 from tvm_fusion.tuning.candidates import DEPTHS, explore, floor_microseconds
 
@@ -109,3 +109,16 @@ def test_no_group_is_taken_to_be_faster_than_its_floor(graph):
     for candidate in solve(graph, DEVICE, FusionConfig()).chosen:
         floor = floor_microseconds(graph, candidate.proposal, DEVICE)
         assert 0 <= floor <= candidate.after.microseconds
+
+
+@pytest.mark.parametrize(("balance", "there"), [("refuse", True), ("pad", False)])
+def test_branches_of_unequal_work_are_explored_joined(balance, there):
+    """1:9; what balances them, or that nothing may be joined, is the caller's to say."""
+    graph = graph_of(cross_pair(kernels=(3, 1), channels=64, outputs=64))
+    config = FusionConfig(balance=balance)
+    found = {v.name: v.proposals for v in explore(graph, DEVICE, config)}
+    joined = [p for p in found.get("any work ratio", ()) if len(p.members) > 1]
+    assert bool(joined) is there
+    assert not any(len(p.members) > 1 for p in found["all"]) or not there
+    alone = explore(graph, DEVICE, dataclasses.replace(config, strategies=("vertical",)))
+    assert "any work ratio" not in {v.name for v in alone}

@@ -19,8 +19,8 @@ PER_MICROSECOND = 1_000_000
 #: What makes a kernel: operators and options of a proposal.
 Kernel = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 
-#: Refusals by prediction alone: a clock may overrule them.
-_PREDICTED = ("slower_predicted", "parts_better")
+#: Refusals by prediction or by a rule of thumb: a clock may overrule them.
+_PREDICTED = ("slower_predicted", "parts_better", "work_ratio")
 
 
 def search(

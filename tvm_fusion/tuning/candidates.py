@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 
 from ..config import FusionConfig
@@ -47,7 +48,8 @@ def explore(graph: DataflowGraph, device: DeviceSpec, config: FusionConfig) -> l
     device : DeviceSpec
         Where it will run.
     config : FusionConfig
-        Strategies and limits; nothing goes beyond them.
+        Strategies and limits. Nothing goes beyond them but joins of branches of unequal work: what
+        ``max_work_ratio`` says of them is a rule of thumb, which measured times replace.
 
     Returns
     -------
@@ -73,6 +75,8 @@ def explore(graph: DataflowGraph, device: DeviceSpec, config: FusionConfig) -> l
 
 def _variations(config: FusionConfig) -> Iterator[tuple[str, FusionConfig]]:
     yield "all", config
+    if config.balance == "refuse" and {"cross", "compound"} & set(config.strategies):
+        yield "any work ratio", dataclasses.replace(config, max_work_ratio=sys.float_info.max)
     for depth in DEPTHS:
         if depth < config.max_depth:
             yield f"depth {depth}", dataclasses.replace(config, max_depth=depth)
