@@ -61,11 +61,11 @@ class NumpyArrays:
 
     def dense(self, value: Any) -> Any:
         """Return a tensor with the same values, row by row and aligned."""
-        return np.ascontiguousarray(value)
+        return np.asarray(value, order="C")
 
     def to_tvm(self, value: Any) -> Any:
         """TVM's view of a dense tensor; on the host it may be a copy."""
-        return tvm.runtime.tensor(np.ascontiguousarray(value))
+        return tvm.runtime.tensor(np.asarray(value, order="C"))
 
     def from_tvm(self, tensor: Any) -> Any:
         """Return TVM's tensor as one of the framework, without a copy where it can be."""
@@ -73,7 +73,7 @@ class NumpyArrays:
 
     def upload(self, value: Any, target: Any) -> None:
         """Copy a tensor on the host into one of TVM's, and wait for it."""
-        target.copyfrom(np.ascontiguousarray(value))
+        target.copyfrom(np.asarray(value, order="C"))
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """Return new memory on the model's device, as TVM's tensor."""

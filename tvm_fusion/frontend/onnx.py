@@ -13,6 +13,8 @@ from ..errors import FusionError, InvalidModelError
 from . import child, onnx_graph, onnx_native, onnx_refusals, onnx_rewrites
 from .canonical import canonicalize
 from .canonical.constants import MAX_FOLDED_BYTES
+from .onnx_editor import Editor
+from .onnx_rules import RULES
 
 if TYPE_CHECKING:
     import onnx
@@ -118,8 +120,10 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
         skeleton = _simplify(skeleton)
     graph = skeleton.graph
     onnx_graph.name_nodes(graph)
-    onnx_refusals.refuse_fractional_resize(graph)
     onnx_rewrites.settle_reshapes(graph)
+    onnx_rewrites.store_constants(graph)
+    onnx_refusals.refuse_types(graph, weights)
+    Editor(graph, weights, opset).apply(RULES)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)
     onnx_rewrites.split_sums(graph)

@@ -140,7 +140,7 @@ def fix_dimensions(
             raise ValueError(f"the model has no input {name!r}{listing}")
     symbols: dict[str, int] = {}
     for value in inputs:
-        _require_tensor(value)
+        _require_tensor(graph, value)
         if value.name in shape:
             _fix_input(value, shape[value.name], symbols, listing)
         elif not value.type.tensor_type.HasField("shape"):
@@ -209,12 +209,14 @@ def describe(value: onnx.ValueInfoProto) -> str:
     )
 
 
-def _require_tensor(value: onnx.ValueInfoProto) -> None:
+def _require_tensor(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> None:
     if not value.name:
         raise InvalidModelError("an input of the model has no name")
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.elem_type:
+        users = [node.op_type for node in graph.node if value.name in node.input]
+        place = f" (of operator {users[0]})" if users else ""
         raise InvalidModelError(
-            f"input {value.name!r} is not a tensor: only tensor inputs are supported"
+            f"input {value.name!r}{place} is not a tensor: only tensor inputs are supported"
         )
 
 

@@ -1,7 +1,8 @@
-"""Legal ONNX that TVM 0.27 imports with another meaning: refused by name, not imported wrongly."""
+"""Legal ONNX that has no counterpart in TVM 0.27: refused by name, not imported wrongly."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedOperatorError
@@ -9,49 +10,50 @@ from ..errors import UnsupportedOperatorError
 if TYPE_CHECKING:
     import onnx
 
-#: Sizes closer than this to a whole number count as whole: scales are stored as float32.
-_WHOLE = 1e-4
+#: Element types that every step from the import to machine code knows.
+_TYPES = (
+    "BFLOAT16", "BOOL", "DOUBLE", "FLOAT", "FLOAT16", "INT16", "INT32", "INT64", "INT8", "UINT16", "UINT32",
+    "UINT64", "UINT8",
+)  # fmt: skip
 
 
-def refuse_fractional_resize(graph: onnx.GraphProto) -> None:
-    """Refuse a Resize or Upsample by scales that do not give whole sizes.
-
-    ONNX maps coordinates by the given scale, TVM by the ratio of the rounded sizes. With aligned
-    corners both use the sizes.
+def refuse_types(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]) -> None:
+    """Refuse texts, complex numbers, numbers of 4 or fewer bits, float8, sequences and optionals.
 
     Parameters
     ----------
     graph : GraphProto
-        A graph with inferred shapes.
+        A graph with inferred types; every node has a name.
+    weights : mapping of name to TensorProto
+        Large initializers kept apart from the graph.
 
     Raises
     ------
     UnsupportedOperatorError
-        Naming the node and the size.
+        Naming the first node that takes or returns such a value, and the type.
     """
-    import onnx.numpy_helper
+    import onnx
 
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    types: dict[str, str] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.WhichOneof("value")
+        if kind == "tensor_type":
+            types[value.name] = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        elif kind is not None:
+            types[value.name] = kind.removesuffix("_type")
+    for tensor in (*graph.initializer, *weights.values()):
+        types[tensor.name] = onnx.TensorProto.DataType.Name(tensor.data_type)
     for node in graph.node:
         if node.op_type == "Constant":
-            stored.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
-    values = (*graph.input, *graph.value_info, *graph.output)
-    types = {value.name: value.type.tensor_type for value in values}
-    for node in graph.node:
-        place = {"Resize": 2, "Upsample": 1}.get(node.op_type)
-        if place is None or len(node.input) <= place or node.input[place] not in stored:
-            continue
-        modes = {a.name: a.s for a in node.attribute}
-        if modes.get("coordinate_transformation_mode") == b"align_corners":
-            continue
-        scales = onnx.numpy_helper.to_array(stored[node.input[place]])
-        extents = (
-            [d.dim_value for d in types[node.input[0]].shape.dim] if node.input[0] in types else []
-        )
-        for extent, scale in zip(extents, scales.tolist(), strict=False):
-            size = extent * scale
-            if extent and abs(size - round(size)) > _WHOLE * max(size, 1):
+            types.update(
+                (node.output[0], onnx.TensorProto.DataType.Name(a.t.data_type))
+                for a in node.attribute
+                if a.name == "value"
+            )
+        for name in (*node.input, *node.output):
+            found = types.get(name, "UNDEFINED")
+            if found not in (*_TYPES, "UNDEFINED"):
                 raise UnsupportedOperatorError(
-                    f"operator {node.op_type} (node {node.name!r}) scales {extent} by {scale:g} to {size:g}, which "
-                    "is not whole and which TVM would compute otherwise; export it with sizes"
+                    f"operator {node.op_type} (node {node.name!r}) cannot be imported: the type "
+                    f"{found.lower()} of {name!r} is not supported"
                 )

@@ -45,6 +45,27 @@ def split_sums(graph: onnx.GraphProto) -> None:
     graph.node.extend(nodes)
 
 
+def store_constants(graph: onnx.GraphProto) -> None:
+    """Rewrite Constant nodes whose number or list is an attribute of its own, in place; TVM reads tensors only."""
+    import numpy as np
+    import onnx.numpy_helper
+
+    types = {
+        "value_float": "float32",
+        "value_floats": "float32",
+        "value_int": "int64",
+        "value_ints": "int64",
+    }
+    for node in graph.node:
+        if node.op_type != "Constant" or not node.attribute or node.attribute[0].name not in types:
+            continue
+        value = onnx.helper.get_attribute_value(node.attribute[0])
+        array = np.array(value, types[node.attribute[0].name])
+        del node.attribute[:]
+        tensor = onnx.numpy_helper.from_array(array)
+        node.attribute.append(onnx.helper.make_attribute("value", tensor))
+
+
 def _scalar(name: str, number: int, elem_type: int) -> onnx.TensorProto:
     import onnx
 

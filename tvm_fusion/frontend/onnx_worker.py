@@ -5,32 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .child import serve
+from .onnx_control_flow import resolve_control_flow
+from .onnx_functions import EXPANDED, expand_functions
+from .onnx_graph import CONTROL_FLOW
 
 if TYPE_CHECKING:
     import onnx
 
+#: Control flow inside control flow is resolved to this depth.
+MAX_DEPTH = 8
+
 
 def main() -> None:
     """Serve one request: {"stage": "check" or "simplify", "fold_bytes": int}, with a ModelProto as data."""
-    serve(_step)
+    serve(answer)
 
 
-def _step(request: dict[str, Any], data: bytes) -> bytes:
+def answer(request: dict[str, Any], data: bytes) -> bytes:
+    """Carry out one request."""
     import onnx
 
     model = onnx.load_model_from_string(data)
     if request["stage"] == "check":
         return _check(model).SerializeToString()
+    return _simplify(model, request["fold_bytes"]).SerializeToString()
+
+
+def _simplify(model: onnx.ModelProto, fold_bytes: int) -> onnx.ModelProto:
+    import onnx
     import onnxsim
 
-    # Without "optimization" the nodes keep their names and no batch norm is fused: that is our
-    # passes' work.
-    simplified, _ = onnxsim.simplify(
-        model,
-        perform_optimization=False,
-        tensor_size_threshold=f"{request['fold_bytes'] // 1024}KB",
-    )
-    return simplified.SerializeToString()
+    for _ in range(MAX_DEPTH):
+        # Without "optimization" the nodes keep their names and no batch norm is fused: that is our
+        # passes' work.
+        model, _ = onnxsim.simplify(
+            model, perform_optimization=False, tensor_size_threshold=f"{fold_bytes // 1024}KB"
+        )
+        if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
+            break
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        if not resolve_control_flow(model.graph):
+            break
+    return model
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -40,8 +56,6 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
         # The checker wants shapes of outputs, which exporters may leave out.
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     onnx.checker.check_model(model)
-    if model.functions:
-        import onnx.inliner
-
-        model = onnx.inliner.inline_local_functions(model)
+    if model.functions or any(node.op_type in EXPANDED for node in model.graph.node):
+        model = expand_functions(onnx.shape_inference.infer_shapes(model, data_prop=True))
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)

@@ -26,13 +26,16 @@ class OperatorBuilder(BlockBuilder):
 
 
 def _bounded(operator: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> Callable[[ir.Expr, Any], ir.Expr]:
-    """Return maximum or minimum with a bound that may be a number; an infinite one changes nothing."""
+    """Return maximum or minimum with a bound that may be a number; an infinite one changes nothing.
+
+    The bound comes first: TVM computes ``a > b ? a : b``, which keeps a NaN that comes second.
+    """
 
     def bound(value: ir.Expr, limit: Any) -> ir.Expr:
         if isinstance(limit, ir.Expr):
-            return operator(value, limit)
+            return operator(limit, value)
         return (
-            value if math.isinf(limit) else operator(value, relax.const(limit, str(value.ty.dtype)))
+            value if math.isinf(limit) else operator(relax.const(limit, str(value.ty.dtype)), value)
         )
 
     return bound

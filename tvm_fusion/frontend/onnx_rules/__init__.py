@@ -1,0 +1,88 @@
+"""Rules that replace nodes which TVM 0.27 would import wrongly or not at all, by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..onnx_editor import Rule
+from . import (
+    arithmetic,
+    elementwise,
+    indexing,
+    normalization,
+    quantization,
+    recurrent,
+    resizing,
+    windows,
+)
+
+__all__ = ["RULES"]
+
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare",
+)  # fmt: skip
+
+#: Operators on float16 and bfloat16 that TVM imports or compiles in float32 only.
+_WIDE_ONLY = (
+    "Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Elu", "Gelu", "Hardmax",
+    "Selu", "Sinh", "ThresholdedRelu",
+)  # fmt: skip
+
+#: Rules by operator; the first that returns something counts.
+RULES: Mapping[str, Sequence[Rule]] = {
+    **{name: (arithmetic.reduce_nothing,) for name in _REDUCTIONS},
+    **{name: (elementwise.in_float32,) for name in _WIDE_ONLY},
+    "AveragePool": (windows.average_pool,),
+    "BatchNormalization": (normalization.batch_normalization,),
+    "BitShift": (elementwise.bit_shift,),
+    "Celu": (elementwise.celu,),
+    "Col2Im": (indexing.column_to_image,),
+    "Compress": (indexing.compress,),
+    "Conv": (windows.conv,),
+    "ConvInteger": (windows.integer_conv,),
+    "ConvTranspose": (windows.conv_transpose,),
+    "CumProd": (indexing.cumulative_product,),
+    "DFT": (arithmetic.discrete_fourier,),
+    "DequantizeLinear": (quantization.dequantize,),
+    "Dropout": (normalization.dropout,),
+    "DynamicQuantizeLinear": (quantization.dynamic_quantize,),
+    "EyeLike": (indexing.eye_like,),
+    "GRU": (recurrent.unroll,),
+    "IsInf": (elementwise.is_inf,),
+    "LSTM": (recurrent.unroll,),
+    "LayerNormalization": (normalization.layer_normalization,),
+    "LpNormalization": (normalization.lp_normalization,),
+    "LpPool": (windows.lp_pool,),
+    "MatMul": (arithmetic.matmul,),
+    "MatMulInteger": (quantization.integer_matmul,),
+    "Max": (elementwise.extreme,),
+    "MaxPool": (windows.max_pool,),
+    "MaxUnpool": (windows.max_unpool,),
+    "Min": (elementwise.extreme,),
+    "Mish": (elementwise.mish,),
+    "Mod": (elementwise.mod,),
+    "NonMaxSuppression": (indexing.run_time_sizes,),
+    "NonZero": (indexing.run_time_sizes,),
+    "OneHot": (indexing.one_hot,),
+    "PRelu": (arithmetic.prelu,),
+    "Pow": (arithmetic.power,),
+    "QLinearConv": (windows.quantized_conv,),
+    "QLinearMatMul": (quantization.quantized_matmul,),
+    "QuantizeLinear": (quantization.quantize,),
+    "RMSNormalization": (normalization.rms_normalization,),
+    "RNN": (recurrent.unroll,),
+    "ReduceMax": (arithmetic.reduce_nothing, arithmetic.reduce_bool, arithmetic.reduce_extreme),
+    "ReduceMin": (arithmetic.reduce_nothing, arithmetic.reduce_bool, arithmetic.reduce_extreme),
+    "Resize": (resizing.resize,),
+    "ReverseSequence": (indexing.reverse_sequence,),
+    "Scatter": (indexing.scatter,),
+    "ScatterND": (indexing.scatter_nd,),
+    "Slice": (indexing.slice_attributes,),
+    "Softplus": (elementwise.softplus,),
+    "SpaceToDepth": (indexing.space_to_depth,),
+    "Split": (indexing.split,),
+    "TopK": (indexing.top_k,),
+    "Unique": (indexing.run_time_sizes,),
+    "Upsample": (resizing.upsample,),
+}

@@ -1,0 +1,157 @@
+"""Elementwise operators whose special values or forms TVM 0.27 imports otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..onnx_editor import Editor
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def mod(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Float Mod with ``fmod=0`` (since opset 28): C's fmod, moved by y where it has the other sign."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None or dtype.kind != "f" or editor.attributes(node).get("fmod", 0):
+        return None
+    x, y = node.input
+    rest = editor.add("Mod", x, y, fmod=1)
+    zero = np.zeros((), dtype)
+    less, negative = editor.add("Less", rest, zero), editor.add("Less", y, zero)
+    nonzero = editor.add("Not", editor.add("Equal", rest, zero))
+    moved = editor.add("And", editor.add("Xor", less, negative), nonzero)
+    return [editor.add("Where", moved, editor.add("Add", rest, y), rest)]
+
+
+def bit_shift(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Shifts by the width or more give what shifting bit by bit would; C leaves them open."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None:
+        return None
+    x, amount = node.input
+    known = editor.value(amount)
+    width = 8 * dtype.itemsize
+    if known is not None and (known.astype("int64") >= 0).all() and (known < width).all():
+        return None
+    direction = editor.attributes(node)["direction"]
+    last = np.array(width - 1, dtype)
+    zero = np.zeros((), dtype)
+    over = editor.add("Greater", amount, last)
+    if dtype.kind == "i":  # as a C cast to unsigned has it, a negative amount is a large one
+        over = editor.add("Or", over, editor.add("Less", amount, zero))
+    safe = editor.add("Where", over, last, amount)
+    shifted = editor.add("BitShift", x, safe, direction=direction)
+    if direction == "RIGHT" and dtype.kind == "i":
+        return [shifted]  # the last possible shift leaves the sign alone
+    return [editor.add("Where", over, zero, shifted)]
+
+
+def is_inf(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """IsInf of one sign only."""
+    attributes = editor.attributes(node)
+    positive, negative = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
+    dtype = editor.dtype(node.input[0])
+    if (positive and negative) or dtype is None:
+        return None
+    limit = np.array(np.inf if positive else -np.inf, dtype)
+    if not positive and not negative:
+        return [
+            editor.add(
+                "And", *[editor.add("Not", editor.add("Equal", *node.input, node.input[0]))] * 2
+            )
+        ]
+    return [editor.add("Equal", node.input[0], limit)]
+
+
+def _log1p(editor: Editor, value: str, dtype: np.dtype) -> str:
+    """Return log(1 + t) of t in [0, 1], by its series where the sum would lose t's digits."""
+
+    def number(x: float) -> np.ndarray:
+        return np.array(x, dtype)
+
+    # t - t^2/2 + t^3/3 - t^4/4, to 2e-9 below 0.01
+    series = number(-1 / 4)
+    inner: str | np.ndarray = series
+    for coefficient in (1 / 3, -1 / 2, 1.0):
+        inner = editor.add("Add", editor.add("Mul", inner, value), number(coefficient))
+    small = editor.add("Mul", inner, value)
+    whole = editor.add("Log", editor.add("Add", value, number(1)))
+    return editor.add("Where", editor.add("Less", value, number(0.01)), small, whole)
+
+
+def softplus(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """max(x, 0) + log1p(exp(-|x|)): neither overflows for large x nor rounds to 0 for small ones."""
+    dtype = editor.dtype(node.input[0])
+    return None if dtype is None else [_softplus(editor, node.input[0], dtype)]
+
+
+def _softplus(editor: Editor, x: str, dtype: np.dtype) -> str:
+    decay = editor.add("Exp", editor.add("Neg", editor.add("Abs", x)))
+    positive = editor.add("Relu", x)
+    return editor.add("Add", positive, _log1p(editor, decay, dtype))
+
+
+def mish(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """x * tanh(softplus(x)) as x * n / (n + 2) with n = e^x (e^x + 2), of min(x, 20) against overflow."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None:
+        return None
+    x = node.input[0]
+    bound = np.array(20 if dtype.itemsize > 2 else 5, dtype)  # e^(2 * bound) is in range
+    two = np.array(2, dtype)
+    power = editor.add("Exp", editor.add("Where", editor.add("Greater", x, bound), bound, x))
+    n = editor.add("Mul", power, editor.add("Add", power, two))
+    return [editor.add("Mul", x, editor.add("Div", n, editor.add("Add", n, two)))]
+
+
+def extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Max or Min one after the other, so that a NaN in any operand is the result.
+
+    TVM computes ``a > b ? a : b``, which is b when a is NaN. A constant comes first, and of two
+    computed values a NaN in the first is put back.
+    """
+    dtype = editor.dtype(node.input[0])
+    if dtype is None or dtype.kind != "f" or len(node.input) < 2:
+        return None
+    values = sorted(node.input, key=lambda name: editor.value(name) is None)
+    total = values[0]
+    known = editor.value(total) is not None and not np.isnan(editor.value(total)).any()
+    for value in values[1:]:
+        larger = editor.add(node.op_type, total, value)
+        total = larger if known else _kept_nan(editor, total, larger)
+        known = False
+    return [total]
+
+
+def _kept_nan(editor: Editor, value: str, otherwise: str) -> str:
+    return editor.add("Where", editor.add("IsNaN", value), value, otherwise)
+
+
+def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Compute a node on float16 or bfloat16 in float32, and round its results.
+
+    For operators that TVM mixes with float32 constants, or whose 16-bit forms do not compile.
+    """
+    dtype = editor.dtype(node.input[0])
+    if dtype is None or dtype.name not in ("float16", "bfloat16"):
+        return None
+    inputs = [
+        editor.cast(name, "float32") if name and editor.dtype(name) == dtype else name
+        for name in node.input
+    ]
+    y = editor.add(node.op_type, *inputs, **editor.attributes(node))
+    return [y if node.op_type.startswith("Arg") else editor.cast(y, dtype)]
+
+
+def celu(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """Celu: alpha * Elu(x / alpha)."""
+    x = node.input[0]
+    alpha = editor.attributes(node).get("alpha", 1.0)
+    dtype = editor.dtype(x) or np.dtype("float32")
+    wide = editor.cast(x, "float32") if dtype.itemsize == 2 else x
+    number = np.array(alpha, "float32" if dtype.itemsize == 2 else dtype)
+    y = editor.add("Mul", editor.add("Elu", editor.add("Div", wide, number)), number)
+    return [editor.cast(y, dtype) if dtype.itemsize == 2 else y]

@@ -1,0 +1,230 @@
+"""Operators that move elements: gathering, scattering, splitting, one-hot rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..onnx_editor import Editor
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Types that TVM's sorting takes.
+_SORTED = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"}
+
+
+def run_time_sizes(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """Refuse an operator whose result has a size that depends on its values."""
+    editor.refuse("the size of its result depends on the values of its input")
+
+
+def compress(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """Compress by a stored condition: a Gather."""
+    condition = editor.value(node.input[1])
+    if condition is None:
+        return run_time_sizes(editor, node)
+    axis = editor.attributes(node).get("axis")
+    index = np.flatnonzero(condition)
+    if axis is None:
+        return [editor.add("Gather", editor.reshape(node.input[0], [-1]), index, axis=0)]
+    return [editor.add("Gather", node.input[0], index, axis=axis)]
+
+
+def one_hot(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """OneHot: comparisons with 0, 1, 2, ...; indices outside give rows of the off value."""
+    indices, depth, values = node.input
+    count, dims = editor.value(depth), editor.dims(indices)
+    if count is None or dims is None:
+        editor.refuse("its depth is computed at run time")
+    number = int(count.item())
+    rank = len(dims) + 1
+    axis = editor.attributes(node).get("axis", -1) % rank
+    whole = editor.cast(indices, "int64")
+    negative = editor.add("Less", whole, np.array(0))
+    whole = editor.add("Where", negative, editor.add("Add", whole, np.array(number)), whole)
+    whole = editor.unsqueeze(whole, axis)
+    places = np.arange(number).reshape(-1, *[1] * (rank - 1 - axis))
+    hot = editor.add("Equal", whole, places)
+    off, on = (editor.add("Gather", values, np.array(i), axis=0) for i in (0, 1))
+    return [editor.add("Where", hot, on, off)]
+
+
+def split(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Split with empty parts, which TVM refuses: they are stored."""
+    attributes = editor.attributes(node)
+    x, given = editor.operands(node, 2)
+    shape, sizes = editor.shape(x), attributes.get("split")
+    if given:
+        stored = editor.value(given)
+        sizes = None if stored is None else stored.tolist()
+    if not sizes or all(sizes) or shape is None:
+        return None
+    axis = attributes.get("axis", 0) % len(shape)
+    dtype, parts, start = editor.dtype(x) or np.dtype("float32"), [], 0
+    for size in sizes:
+        if size:
+            parts.append(editor.slice(x, axis, start, start + size))
+        else:
+            parts.append(editor.store(np.zeros((*shape[:axis], 0, *shape[axis + 1 :]), dtype)))
+        start += size
+    return parts
+
+
+def slice_attributes(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Slice of opset 9 and before, whose places are attributes."""
+    attributes = editor.attributes(node)
+    if "starts" not in attributes:
+        return None
+    starts, ends = attributes["starts"], attributes["ends"]
+    axes = attributes.get("axes", range(len(starts)))
+    places = [np.array(list(values), "int64") for values in (starts, ends, axes)]
+    return [editor.add("Slice", node.input[0], *places)]
+
+
+def scatter(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """Scatter is the old name of ScatterElements."""
+    return [editor.add("ScatterElements", *node.input, **editor.attributes(node))]
+
+
+def scatter_nd(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """ScatterND as a ScatterElements of the flat data."""
+    data, indices, updates = node.input
+    shape, at = editor.shape(data), editor.shape(indices)
+    if shape is None or at is None:
+        editor.refuse("the shapes of its operands are not known: give the model static shapes")
+    depth = at[-1]
+    inner = math.prod(shape[depth:])
+    places = _flat_places(editor, indices, shape, depth)
+    flat = editor.reshape(places, [-1, 1])
+    # Each place stands for a slice of ``inner`` elements.
+    flat = editor.add("Add", editor.add("Mul", flat, np.array(inner)), np.arange(inner)[None])
+    reduction = editor.attributes(node).get("reduction", "none")
+    settings = {} if reduction == "none" else {"reduction": reduction}
+    y = editor.add(
+        "ScatterElements", editor.reshape(data, [-1]), editor.reshape(flat, [-1]),
+        editor.reshape(updates, [-1]), axis=0, **settings,
+    )  # fmt: skip
+    return [editor.reshape(y, shape)]
+
+
+def _flat_places(editor: Editor, indices: str, shape: tuple[int, ...], depth: int) -> str:
+    """Return the number of the slice that each index tuple names; negative indices count from the end."""
+    extents = np.array(shape[:depth], "int64")
+    steps = np.array([math.prod(shape[i + 1 : depth]) for i in range(depth)], "int64")
+    whole = editor.cast(indices, "int64")
+    negative = editor.add("Less", whole, np.array(0))
+    whole = editor.add("Where", negative, editor.add("Add", whole, extents), whole)
+    return editor.reduce("ReduceSum", editor.add("Mul", whole, steps), [-1], keep=False)
+
+
+def reverse_sequence(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """ReverseSequence: step t of a sequence of length n comes from n - 1 - t, later ones stay."""
+    attributes = editor.attributes(node)
+    x, lengths = node.input
+    shape = editor.shape(x)
+    if shape is None:
+        editor.refuse("the shape of its input is not known: give the model static shapes")
+    time, batch = attributes.get("time_axis", 0), attributes.get("batch_axis", 1)
+    steps = np.arange(shape[time]).reshape(-1, 1) if time < batch else np.arange(shape[time])
+    column = editor.reshape(lengths, [1, -1] if time < batch else [-1, 1])
+    mirrored = editor.add("Sub", editor.add("Sub", column, np.array(1)), steps)
+    inside = editor.add("Greater", column, steps)
+    index = editor.add("Where", inside, mirrored, steps)
+    index = editor.reshape(index, [*([shape[0], shape[1]]), *[1] * (len(shape) - 2)])
+    index = editor.add("Expand", index, np.array(shape))
+    return [editor.add("GatherElements", x, index, axis=time)]
+
+
+def cumulative_product(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """CumProd by doubling: after step k each element is the product of 2^k neighbours."""
+    attributes = editor.attributes(node)
+    x, axis = node.input
+    shape, along = editor.shape(x), editor.value(axis)
+    if shape is None or along is None:
+        editor.refuse("its axis or the shape of its input is not known")
+    d = int(along.item()) % len(shape)
+    size, dtype = shape[d], editor.dtype(x) or np.dtype("float32")
+    backward = bool(attributes.get("reverse", 0))
+
+    def moved(value: str, by: int) -> str:
+        ones = np.ones((*shape[:d], by, *shape[d + 1 :]), dtype)
+        if backward:
+            return editor.add("Concat", editor.slice(value, d, by, size), ones, axis=d)
+        return editor.add("Concat", ones, editor.slice(value, d, 0, size - by), axis=d)
+
+    value = moved(x, 1) if attributes.get("exclusive", 0) and size > 1 else x
+    if attributes.get("exclusive", 0) and size == 1:
+        return [editor.store(np.ones(shape, dtype))]
+    step = 1
+    while step < size:
+        value = editor.add("Mul", value, moved(value, step))
+        step *= 2
+    return [value if value != x else editor.add("Identity", x)]
+
+
+def space_to_depth(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """SpaceToDepth in CRD mode: depth first, then the place in the block."""
+    attributes = editor.attributes(node)
+    if attributes.get("mode", "DCR") == "DCR":
+        return None
+    shape, b = editor.shape(node.input[0]), attributes["blocksize"]
+    if shape is None:
+        editor.refuse("the shape of its input is not known: give the model static shapes")
+    n, c, h, w = shape
+    blocks = editor.reshape(node.input[0], [n, c, h // b, b, w // b, b])
+    blocks = editor.add("Transpose", blocks, perm=[0, 1, 3, 5, 2, 4])
+    return [editor.reshape(blocks, [n, c * b * b, h // b, w // b])]
+
+
+def top_k(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Refuse TopK of types that TVM cannot sort."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is not None and dtype.name not in _SORTED:
+        editor.refuse(f"{dtype.name} values cannot be sorted")
+    return None
+
+
+def eye_like(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """EyeLike of a known shape is a constant."""
+    import onnx.helper
+
+    attributes, shape = editor.attributes(node), editor.shape(node.input[0])
+    if shape is None:
+        return None
+    code = attributes.get("dtype", 0)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(code) if code else editor.dtype(node.input[0])
+    return [editor.store(np.eye(*shape, k=attributes.get("k", 0), dtype=dtype))]
+
+
+def column_to_image(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """Col2Im: blocks added at their places, as a ScatterElements into zeros."""
+    attributes = editor.attributes(node)
+    x, image, block = node.input
+    shape, sizes, kernel = editor.shape(x), editor.value(image), editor.value(block)
+    if shape is None or sizes is None or kernel is None:
+        editor.refuse("its shapes are computed at run time")
+    rank = len(sizes)
+    dilations, strides = (attributes.get(k, [1] * rank) for k in ("dilations", "strides"))
+    pads = attributes.get("pads", [0] * 2 * rank)
+    full = [int(n) + pads[i] + pads[i + rank] for i, n in enumerate(sizes)]
+    windows = [(int(k) - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    counts = [(f - w) // s + 1 for f, w, s in zip(full, windows, strides, strict=True)]
+    place = np.zeros((1,) * 2 * rank, "int64")
+    for i in range(rank):
+        at = np.arange(int(kernel[i]))[:, None] * dilations[i] + np.arange(counts[i]) * strides[i]
+        view = [1] * 2 * rank
+        view[i], view[rank + i] = at.shape
+        place = place + at.reshape(view) * math.prod(full[i + 1 :])
+    rows = shape[0] * (shape[1] // int(np.prod(kernel)))
+    dtype = editor.dtype(x) or np.dtype("float32")
+    flat = editor.reshape(x, [rows, place.size])
+    index = np.broadcast_to(place.reshape(1, -1), (rows, place.size))
+    zeros = np.zeros((rows, math.prod(full)), dtype)
+    y = editor.add("ScatterElements", zeros, index, flat, axis=1, reduction="add")
+    y = editor.reshape(y, [shape[0], rows // shape[0], *full])
+    for i, size in enumerate(sizes):
+        y = editor.slice(y, 2 + i, pads[i], pads[i] + int(size))
+    return [y]
