@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_NODES = 20_000
 
 
-def resolve_control_flow(graph: onnx.GraphProto) -> bool:
+def resolve_control_flow(graph: onnx.GraphProto, opset: int) -> bool:
     """Replace every If, Loop and Scan whose course is known by what it computes, in place.
 
     An If is known when its condition is constant; a Loop when its number of iterations is constant
@@ -25,18 +25,20 @@ def resolve_control_flow(graph: onnx.GraphProto) -> bool:
     ----------
     graph : GraphProto
         A graph, with inferred shapes where there are Scans.
+    opset : int
+        The opset of the default domain.
 
     Returns
     -------
     bool
         Whether anything was replaced.
     """
-    return _Resolver(graph).run()
+    return _Resolver(graph, opset).run()
 
 
 class _Resolver:
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
+    def __init__(self, graph: onnx.GraphProto, opset: int) -> None:
+        self._graph, self._opset = graph, opset
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
@@ -98,6 +100,8 @@ class _Resolver:
         return [*states, *(self._stack(column, 0, node) for column in zip(*rows, strict=True))]
 
     def _scan(self, node: onnx.NodeProto) -> list[str] | None:
+        if self._opset < 9:  # one operand more, and a batch axis
+            return None
         body = _body(node, "body")
         ints = {a.name: list(a.ints) for a in node.attribute}
         count = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
@@ -105,7 +109,7 @@ class _Resolver:
         sequences = list(node.input[first:])
         in_axes = ints.get("scan_input_axes") or [0] * count
         length = self._length(sequences, in_axes)
-        if length is None or length < 1 or not self._fits(body, length) or "" in node.input[:1]:
+        if length is None or length < 1 or not self._fits(body, length):
             return None
         states, rows = list(node.input[:first]), []
         stored = self._adopted(body, node)
@@ -183,8 +187,11 @@ class _Resolver:
         return names
 
     def _stack(self, values: Sequence[str], axis: int, node: onnx.NodeProto) -> str:
-        axes = self._store(np.array([axis], "int64"), node)
-        rows = [self._add("Unsqueeze", [value, axes], None, node) for value in values]
+        if self._opset < 13:
+            rows = [self._add("Unsqueeze", [value], None, node, axes=[axis]) for value in values]
+        else:
+            axes = self._store(np.array([axis], "int64"), node)
+            rows = [self._add("Unsqueeze", [value, axes], None, node) for value in values]
         return self._add("Concat", rows, None, node, axis=axis)
 
     def _pick(self, name: str, axis: int, index: int, node: onnx.NodeProto) -> str:
@@ -197,7 +204,7 @@ class _Resolver:
         inputs: Sequence[str],
         outputs: list[str] | None,
         source: onnx.NodeProto,
-        **attributes: int,
+        **attributes: int | list[int],
     ) -> str:
         import onnx.helper
 

@@ -45,13 +45,12 @@ def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         plain = []
         for number, node in enumerate(nodes):
             body = _body_for(node, types, opset)
+            _state_defaults(node, opset)
             if body is None:
-                _state_defaults(node, opset)
                 plain.append(("", node.op_type))
                 continue
             body.name, body.domain = f"{node.op_type}_{number}", _DOMAIN
             node.op_type, node.domain = body.name, _DOMAIN
-            del node.attribute[:]
             model.functions.append(body)
         if model.functions:
             if any(function.domain == _DOMAIN for function in model.functions):

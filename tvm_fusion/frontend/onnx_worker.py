@@ -35,6 +35,7 @@ def _simplify(model: onnx.ModelProto, fold_bytes: int) -> onnx.ModelProto:
     import onnx
     import onnxsim
 
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     for _ in range(MAX_DEPTH):
         # Without "optimization" the nodes keep their names and no batch norm is fused: that is our
         # passes' work.
@@ -44,7 +45,7 @@ def _simplify(model: onnx.ModelProto, fold_bytes: int) -> onnx.ModelProto:
         if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
             break
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        if not resolve_control_flow(model.graph):
+        if not resolve_control_flow(model.graph, opset):
             break
     return model
 

@@ -49,17 +49,20 @@ def reduce_extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     TVM starts from the largest finite number, which is then the result. Of halved values it can be
     no result but that one. Halving is exact down to the smallest normal numbers.
     """
-    dtype = editor.dtype(node.input[0])
-    if dtype is None or dtype.kind != "f" or dtype.name not in ("float16", "float32", "float64"):
+    own, x = editor.dtype(node.input[0]), node.input[0]
+    if own is None or own.name not in ("bfloat16", "float16", "float32", "float64"):
         return None
+    dtype = np.dtype("float32") if own.name == "bfloat16" else own
+    x = editor.cast(x, dtype) if dtype != own else x
     sign = -1 if node.op_type == "ReduceMax" else 1
     start = np.array(sign * np.finfo(dtype).max, dtype)
     half, two = np.array(0.5, dtype), np.array(2, dtype)
-    halved = editor.add("Mul", node.input[0], half)
+    halved = editor.add("Mul", x, half)
     y = editor.add(node.op_type, halved, *node.input[1:], **editor.attributes(node))
     unchanged = editor.add("Equal", y, start)
     infinite = np.array(sign * np.inf, dtype)
-    return [editor.add("Where", unchanged, infinite, editor.add("Mul", y, two))]
+    y = editor.add("Where", unchanged, infinite, editor.add("Mul", y, two))
+    return [editor.cast(y, own) if dtype != own else y]
 
 
 #: What a reduction of nothing gives.
@@ -158,5 +161,7 @@ def prelu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
         return None
     if sum(n != 1 for n in shape) == 0:
         return None
+    if editor.opset < 7 and len(shape) == 1:  # one per channel; later the slopes broadcast as usual
+        slope = editor.reshape(slope, [-1, *[1] * (len(dims) - 2)])
     negative = editor.add("Less", x, np.zeros((), editor.dtype(x) or "float32"))
     return [editor.add("Where", negative, editor.add("Mul", x, slope), x)]

@@ -85,7 +85,12 @@ def _log1p(editor: Editor, value: str, dtype: np.dtype) -> str:
 def softplus(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """max(x, 0) + log1p(exp(-|x|)): neither overflows for large x nor rounds to 0 for small ones."""
     dtype = editor.dtype(node.input[0])
-    return None if dtype is None else [_softplus(editor, node.input[0], dtype)]
+    if dtype is None:
+        return None
+    if dtype.itemsize > 2:
+        return [_softplus(editor, node.input[0], dtype)]
+    wide = _softplus(editor, editor.cast(node.input[0], "float32"), np.dtype("float32"))
+    return [editor.cast(wide, dtype)]
 
 
 def _softplus(editor: Editor, x: str, dtype: np.dtype) -> str:

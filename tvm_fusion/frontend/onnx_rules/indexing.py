@@ -73,6 +73,14 @@ def split(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return parts
 
 
+def unsqueeze(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Unsqueeze by one axis that is stored without a list around it."""
+    axes = editor.value(node.input[1]) if len(node.input) > 1 else None
+    if axes is None or axes.ndim:
+        return None
+    return [editor.unsqueeze(node.input[0], int(axes))]
+
+
 def slice_attributes(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Slice of opset 9 and before, whose places are attributes."""
     attributes = editor.attributes(node)
@@ -177,6 +185,12 @@ def space_to_depth(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     blocks = editor.reshape(node.input[0], [n, c, h // b, b, w // b, b])
     blocks = editor.add("Transpose", blocks, perm=[0, 1, 3, 5, 2, 4])
     return [editor.reshape(blocks, [n, c * b * b, h // b, w // b])]
+
+
+def roi_align(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse RoiAlign of maxima: TVM takes them of other values."""
+    if editor.attributes(node).get("mode", "avg") != "avg":
+        editor.refuse("the mode 'max' is not supported")
 
 
 def top_k(editor: Editor, node: onnx.NodeProto) -> list[str] | None:

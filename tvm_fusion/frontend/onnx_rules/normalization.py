@@ -53,7 +53,7 @@ def rms_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
         return None
     rows, columns = shape[:axis], math.prod(shape[axis:])
     dtype = editor.dtype(x) or np.dtype("float32")
-    flat = editor.reshape(x, [*rows, columns])
+    flat = editor.reshape(x, [math.prod(rows), columns])
     ones = np.ones(columns, dtype)
     epsilon = attributes.get("epsilon", 1e-5)
     normal = editor.add("RMSNormalization", flat, ones, axis=-1, epsilon=epsilon)

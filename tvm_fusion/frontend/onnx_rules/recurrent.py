@@ -195,11 +195,13 @@ class _Layer:
                 key: given[key].pop(0) if given[key] else default
                 for key, default in _PARAMETERS.get(name.lower(), {}).items()
             }
-            functions.append(self._function(name.lower(), values))
+            # The last function of an LSTM takes the cell state, which onnxruntime does not clip.
+            clipped = self.kind != "LSTM" or len(functions) % 3 < 2
+            functions.append(self._function(name.lower(), values, clipped))
         return functions[direction * len(defaults) :][: len(defaults)]
 
-    def _function(self, name: str, values: dict[str, float]) -> Activation:
-        editor, limit = self.editor, self.attributes.get("clip")
+    def _function(self, name: str, values: dict[str, float], clipped: bool) -> Activation:
+        editor, limit = self.editor, self.attributes.get("clip") if clipped else None
         dtype = editor.dtype(self.operands[0]) or np.dtype("float32")
         if name not in _OPERATORS and name not in ("affine", "scaledtanh"):
             editor.refuse(f"the activation {name!r} is unknown")

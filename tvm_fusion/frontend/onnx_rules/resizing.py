@@ -186,8 +186,8 @@ def _coordinates(axis: _Axis, transform: str) -> np.ndarray:
         if width == 1:
             return y * 0 + (start + end) * last / 2
         return y * (end - start) * last / (width - 1) + start * last
-    if transform == "pytorch_half_pixel" and width == 1:
-        return y * 0 - 0.5
+    if transform == "pytorch_half_pixel" and axis.after == 1:
+        return y * 0
     half = (y + 0.5) / axis.scale - 0.5
     if transform == "half_pixel_symmetric":
         half = half + axis.before / 2 * (1 - axis.after / width)
