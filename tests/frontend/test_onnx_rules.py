@@ -175,8 +175,7 @@ def resizings(draw):
 @given(resizings(), st.integers(3, 7), st.integers(3, 7))
 def test_resize(run_module, case, height, width):
     attributes, by_size, factors = case
-    # Of sizes that are not whole, onnxruntime takes the rounded ones where the specification's
-    # reference takes the products.
+    # Sizes that are not whole are refused there.
     exact = all((f * n) % 1 == 0 for f, n in zip(factors, (height, width), strict=True))
     transform = attributes["coordinate_transformation_mode"]
     assume(by_size or exact or transform not in ("align_corners", "tf_crop_and_resize"))

@@ -48,7 +48,11 @@ class Editor:
 
     def apply(self, rules: Mapping[str, Sequence[Rule]]) -> None:
         """Replace every node that one of the rules of its operator replaces; the first one counts."""
+        used = {name for node in self.graph.node for name in node.input}
+        used.update(value.name for value in self.graph.output)
         for node in self.graph.node:
+            while len(node.output) > 1 and node.output[-1] not in used:
+                del node.output[-1]  # exporters name masks and statistics that nobody reads
             outputs = None
             if node.domain in ("", "ai.onnx"):
                 self._source = node

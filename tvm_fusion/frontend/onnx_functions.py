@@ -42,10 +42,11 @@ def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
             types.setdefault(
                 tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             )
+        for node in nodes:
+            state_defaults(node, model)
         plain = []
         for number, node in enumerate(nodes):
             body = _body_for(node, types, opset)
-            _state_defaults(node, opset)
             if body is None:
                 plain.append(("", node.op_type))
                 continue
@@ -67,12 +68,18 @@ def expand_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _state_defaults(node: onnx.NodeProto, opset: int) -> None:
-    """Give a node the attributes that it leaves to their defaults: its body refers to them."""
+def state_defaults(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
+    """Give a node that has a body the attributes that it leaves to their defaults: the body refers to them."""
     import onnx
 
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
+        return
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    if not (schema.has_function or schema.has_context_dependent_function):
+        return
     stated = {attribute.name for attribute in node.attribute}
-    for name, attribute in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
+    for name, attribute in schema.attributes.items():
         if name not in stated and attribute.default_value.name:
             node.attribute.append(attribute.default_value)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .child import serve
 from .onnx_control_flow import resolve_control_flow
-from .onnx_functions import EXPANDED, expand_functions
-from .onnx_graph import CONTROL_FLOW
+from .onnx_functions import EXPANDED, expand_functions, state_defaults
 
 if TYPE_CHECKING:
     import onnx
@@ -36,18 +35,34 @@ def _simplify(model: onnx.ModelProto, fold_bytes: int) -> onnx.ModelProto:
     import onnxsim
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-    for _ in range(MAX_DEPTH):
+    for depth in range(MAX_DEPTH):
+        # Before the simplifier, which refuses outputs without a shape, as those of loops are.
+        resolved = 0
+        while resolved < MAX_DEPTH and resolve_control_flow(model.graph, opset):
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+            resolved += 1
+        if depth and not resolved:
+            break
         # Without "optimization" the nodes keep their names and no batch norm is fused: that is our
         # passes' work.
         model, _ = onnxsim.simplify(
             model, perform_optimization=False, tensor_size_threshold=f"{fold_bytes // 1024}KB"
         )
-        if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
-            break
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        if not resolve_control_flow(model.graph, opset):
-            break
     return model
+
+
+def _with_output_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model for the checker: it wants shapes of outputs, of loops too, but does not read them."""
+    missing = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
+    if not missing:
+        return model
+    copy = type(model)()
+    copy.CopyFrom(model)
+    for value in copy.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    return copy
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -56,7 +71,9 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     if not all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
         # The checker wants shapes of outputs, which exporters may leave out.
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    onnx.checker.check_model(model)
+    onnx.checker.check_model(_with_output_shapes(model))
+    for node in model.graph.node:
+        state_defaults(node, model)
     if model.functions or any(node.op_type in EXPANDED for node in model.graph.node):
         model = expand_functions(onnx.shape_inference.infer_shapes(model, data_prop=True))
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)

@@ -26,10 +26,10 @@ KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 #: Seconds for one case; on two busy cores the slowest takes ten.
 LIMIT = 120.0
 
-#: Operands that only say sizes, axes or counts (first position, and one after the last). Exporters
+#: Operands that only say sizes, axes, counts or a type (first position, and one after the last). Exporters
 #: store them in the model; the suite passes them at run time to test interpreters.
 _SETTINGS = {
-    "AffineGrid": (1, 2), "BlackmanWindow": (0, 1), "CenterCropPad": (1, 2), "Clip": (1, 3),
+    "AffineGrid": (1, 2), "BlackmanWindow": (0, 1), "CastLike": (1, 2), "CenterCropPad": (1, 2), "Clip": (1, 3),
     "Col2Im": (1, 3), "ConstantOfShape": (0, 1), "CumSum": (1, 2), "CumProd": (1, 2), "DFT": (1, 3),
     "Dropout": (1, 3), "Expand": (1, 2), "HammingWindow": (0, 1), "HannWindow": (0, 1),
     "If": (0, 1), "Loop": (0, 2), "MaxUnpool": (2, 3), "MelWeightMatrix": (0, 5), "OneHot": (1, 3),
@@ -177,7 +177,7 @@ def _stored(model: onnx.ModelProto, folder: Path) -> tuple[list[Any], list[Any]]
 def with_settings(case: Case) -> tuple[onnx.ModelProto, list[int]]:
     """Return the case's model with its settings stored, and the positions of the inputs that remain.
 
-    Settings are the operands that only say sizes, axes or counts (the first set of data gives
+    Settings are the operands that only say sizes, axes, counts or a type (the first set of data gives
     them); free sizes of the other inputs are fixed to those of the data.
     """
     model = onnx.ModelProto()
@@ -187,7 +187,7 @@ def with_settings(case: Case) -> tuple[onnx.ModelProto, list[int]]:
     whole = cases().get(case.name.partition("_expanded")[0], case)
     settings = {
         name
-        for node in (*graph.node, *whole.model.graph.node)
+        for node in whole.model.graph.node
         for name in node.input[slice(*_SETTINGS.get(node.op_type, (0, 0)))]
     }
     kept = []

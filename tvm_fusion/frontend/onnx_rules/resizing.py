@@ -122,6 +122,8 @@ def _resized(
         or abs(axis.scale - 1) > 1e-9
         or (cropped and axis.roi != (0.0, 1.0))
     ]
+    if attributes.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize"):
+        _refuse_open_ends(editor, changed)
     if rank == 4 and changed and {axis.index for axis in changed} <= {2, 3}:
         plain = _as_image(editor, x, axes, attributes)
         if plain is not None:
@@ -129,6 +131,20 @@ def _resized(
     if attributes.get("mode", "nearest") == "nearest":
         return [_nearest(editor, x, changed, attributes)]
     return [_weighted(editor, x, changed, attributes, rank)]
+
+
+def _refuse_open_ends(editor: Editor, axes: list[_Axis]) -> None:
+    """Refuse sizes that are not whole where the last element's place depends on them.
+
+    The specification's reference takes the product of size and scale, onnxruntime its whole part.
+    """
+    for axis in axes:
+        size = axis.before * axis.scale
+        if abs(size - axis.after) > _WHOLE * max(axis.after, 1):
+            editor.refuse(
+                f"it scales {axis.before} by {axis.scale:g} to {size:g}, of which runtimes take different parts; "
+                "export it with sizes"
+            )
 
 
 def _as_image(editor: Editor, x: str, axes: list[_Axis], attributes: dict[str, Any]) -> str | None:
