@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+import tvm_fusion
 from tvm_fusion.errors import UnsupportedOperatorError
 from tvm_fusion.frontend.onnx import load
 from tvm_fusion.testing.onnx_suite import checking_here
@@ -175,6 +176,7 @@ def resizings(draw):
 @given(resizings(), st.integers(3, 7), st.integers(3, 7))
 def test_resize(run_module, case, height, width):
     attributes, by_size, factors = case
+    assume(factors != ([height, width] if by_size else [1.0, 1.0]))
     # Sizes that are not whole are refused there.
     exact = all((f * n) % 1 == 0 for f, n in zip(factors, (height, width), strict=True))
     transform = attributes["coordinate_transformation_mode"]
@@ -376,10 +378,28 @@ def test_soft_plus_neither_overflows_nor_vanishes(run_module):
     np.testing.assert_allclose(got, np.logaddexp(0, x.astype("float64")), rtol=1e-5)
 
 
+def test_no_elements_at_run_time():
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"])
+    proto = model(node, {"x": numbers(2, 3)}, stored={"axes": np.array([0])})
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with checking_here():
+        compiled = tvm_fusion.compile(load(proto), "llvm")
+    np.testing.assert_allclose(compiled(np.ones((4, 3), "float32"))[0], [[4, 4, 4]])
+    with pytest.raises(ValueError, match=r"'x' has no elements: its shape is \[0, 3\]"):
+        compiled(np.ones((0, 3), "float32"))
+
+
 def test_refusals_name_operator_and_node():
     node = helper.make_node("NonZero", ["x"], ["y"], name="where_it_is")
     with pytest.raises(UnsupportedOperatorError, match=r"NonZero \(node 'where_it_is'\).*values"):
         load(model(node, {"x": numbers(3)}, ["int64"]))
+
+
+def test_a_constant_that_is_too_large_is_refused():
+    node = helper.make_node("OneHot", ["i", "d", "v"], ["y"], name="wide")
+    stored = {"d": np.array([1 << 40]), "v": np.array([0, 1], "float32")}
+    with checking_here(), pytest.raises(UnsupportedOperatorError, match=r"OneHot \(node 'wide'\)"):
+        load(model(node, {"i": np.arange(3)}, stored=stored))
 
 
 def test_types_that_are_refused():

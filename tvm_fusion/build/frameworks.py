@@ -370,6 +370,9 @@ def _check(spec: TensorSpec, dtype: str, shape: Sequence[int]) -> None:
         raise ValueError(
             f"input {spec.name!r} must have shape {list(spec.shape)}, got {list(shape)}"
         )
+    if any(g == 0 and w != 0 for w, g in zip(spec.shape, shape, strict=True)):
+        # TVM leaves the result of a reduction over nothing unset.
+        raise ValueError(f"input {spec.name!r} has no elements: its shape is {list(shape)}")
 
 
 def as_tvm(framework: NumpyArrays, value: Any, alignment: int = ALIGNMENT) -> Any:

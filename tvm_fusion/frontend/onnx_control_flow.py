@@ -143,7 +143,7 @@ class _Resolver:
         return None
 
     def _fits(self, body: onnx.GraphProto, iterations: int) -> bool:
-        self._spliced += len(body.node) * max(iterations, 0)
+        self._spliced += max(len(body.node), 1) * max(iterations, 0)
         return self._spliced <= MAX_NODES
 
     def _stays_true(self, body: onnx.GraphProto) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,6 +12,9 @@ from ..errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
     import onnx
+
+#: No constant that a rule makes is larger.
+LARGEST_BYTES = 512 << 20
 
 #: Looks at a node; returns the values that replace its outputs, or None to leave it.
 Rule = Callable[["Editor", "onnx.NodeProto"], "Sequence[str] | None"]
@@ -188,6 +192,11 @@ class Editor:
         if self.opset < since:
             return self.add(op_type, name, axes=list(axes), keepdims=int(keep))
         return self.add(op_type, name, np.array(axes, "int64"), keepdims=int(keep))
+
+    def require_room(self, *sizes: int) -> None:
+        """Refuse the node at hand when a constant of these sizes would be too large: files can ask for anything."""
+        if 8 * math.prod(int(size) for size in sizes) > LARGEST_BYTES:
+            self.refuse(f"it needs a constant of {'x'.join(str(size) for size in sizes)} elements")
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the node at hand.

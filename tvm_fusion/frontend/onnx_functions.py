@@ -76,7 +76,8 @@ def state_defaults(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
     if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
         return
     schema = onnx.defs.get_schema(node.op_type, opset, "")
-    if not (schema.has_function or schema.has_context_dependent_function):
+    # ONNX's shape inference of STFT reads an attribute as false that is true by default.
+    if not (schema.has_function or schema.has_context_dependent_function or node.op_type == "STFT"):
         return
     stated = {attribute.name for attribute in node.attribute}
     for name, attribute in schema.attributes.items():

@@ -1,4 +1,4 @@
-"""Products, powers, reductions and transforms in forms that TVM 0.27 lacks."""
+"""Products, powers and reductions in forms that TVM 0.27 lacks."""
 
 from __future__ import annotations
 
@@ -81,76 +81,12 @@ def reduce_nothing(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     dtype = editor.dtype(node.input[0]) or np.dtype("float32")
     if target is None or number is None:
         editor.refuse("it reduces an axis without elements")
+    editor.require_room(*target)
     if np.isinf(number) and dtype.kind != "f":
         if dtype.kind == "b":
             return [editor.store(np.full(target, number > 0, dtype))]
         number = np.iinfo(dtype).min if number < 0 else np.iinfo(dtype).max
     return [editor.store(np.full(target, number, dtype))]
-
-
-def discrete_fourier(editor: Editor, node: onnx.NodeProto) -> list[str]:
-    """DFT as products with matrices of cosines and sines."""
-    attributes = editor.attributes(node)
-    x, length, axis = editor.operands(node, 3)
-    shape = editor.shape(x)
-    size, along = (editor.value(name) if name else None for name in (length, axis))
-    if shape is None or (length and size is None) or (axis and along is None):
-        editor.refuse("its length, axis or shape is computed at run time")
-    default = 1 if editor.opset < 20 else -2
-    d = int(along.item()) if along is not None else attributes.get("axis", default)
-    d %= len(shape)
-    inverse, onesided = attributes.get("inverse", 0), attributes.get("onesided", 0)
-    whole = 2 * (shape[d] - 1) if inverse and onesided else shape[d]
-    n = int(size.item()) if size is not None else whole
-    narrow, dtype = editor.dtype(x) or np.dtype("float32"), np.dtype("float64")
-    x = editor.cast(x, dtype)  # long sums that cancel
-    if shape[d] > n and not (inverse and onesided):
-        x = editor.slice(x, d, 0, n)
-    used = min(shape[d], n)
-    # A real spectrum in full from its first half: X[n - k] is the conjugate of X[k].
-    angle = 2 * np.pi * np.outer(np.arange(n), np.arange(used)) / n * (1 if inverse else -1)
-    cosine, sine = np.cos(angle), np.sin(angle)
-    if onesided and not inverse:
-        cosine, sine = cosine[: n // 2 + 1], sine[: n // 2 + 1]
-    if inverse:
-        cosine, sine = cosine / n, sine / n
-    # [..., d, ..., 2] -> [..., 2, d]
-    order = [*(i for i in range(len(shape) - 1) if i != d), len(shape) - 1, d]
-    value = editor.add("Transpose", x, perm=order)
-    if inverse and onesided:
-        return [editor.cast(_real_inverse(editor, value, shape, order, n), narrow)]
-    parts = [editor.slice(value, -2, i, i + 1) for i in range(shape[-1])]
-
-    def product(part: str, matrix: np.ndarray) -> str:
-        return editor.add("MatMul", part, np.ascontiguousarray(matrix.T.astype(dtype)))
-
-    real, imaginary = product(parts[0], cosine), product(parts[0], sine)
-    if len(parts) == 2:
-        real = editor.add("Sub", real, product(parts[1], sine))
-        imaginary = editor.add("Add", imaginary, product(parts[1], cosine))
-    both = editor.add("Concat", real, imaginary, axis=-2)
-    y = editor.add("Transpose", both, perm=np.argsort(order).tolist())
-    return [editor.cast(y, narrow)]
-
-
-def _real_inverse(
-    editor: Editor, value: str, shape: tuple[int, ...], order: list[int], n: int
-) -> str:
-    """Return the real signal of a half spectrum [..., 2, bins] in float64."""
-    bins = min(shape[order[-1]], n // 2 + 1)
-    angle = 2 * np.pi * np.outer(np.arange(n), np.arange(bins)) / n
-    weight = np.full(bins, 2.0)
-    weight[0] = 1.0
-    if n % 2 == 0 and bins == n // 2 + 1:
-        weight[-1] = 1.0
-    value = editor.slice(value, -1, 0, bins)
-    real, imaginary = (editor.slice(value, -2, i, i + 1) for i in (0, 1))
-    cosine, sine = ((weight * f(angle) / n).T for f in (np.cos, np.sin))
-    y = editor.add(
-        "Sub", editor.add("MatMul", real, np.ascontiguousarray(cosine)),
-        editor.add("MatMul", imaginary, np.ascontiguousarray(sine)),
-    )  # fmt: skip
-    return editor.add("Transpose", y, perm=np.argsort(order).tolist())
 
 
 def prelu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:

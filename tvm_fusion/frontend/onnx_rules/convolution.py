@@ -81,6 +81,8 @@ def _dilated(editor: Editor, weights: str, kernel: Sequence[int], dilations: Seq
     stored = editor.value(weights)
     if stored is None:
         return _dilated_later(editor, weights, kernel, dilations)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    editor.require_room(*stored.shape[:2], *reach)
     wide = np.zeros(
         (*stored.shape[:2], *((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))),
         stored.dtype,

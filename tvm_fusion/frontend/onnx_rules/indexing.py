@@ -40,6 +40,7 @@ def one_hot(editor: Editor, node: onnx.NodeProto) -> list[str]:
     if count is None or dims is None:
         editor.refuse("its depth is computed at run time")
     number = int(count.item())
+    editor.require_room(number)
     rank = len(dims) + 1
     axis = editor.attributes(node).get("axis", -1) % rank
     whole = editor.cast(indices, "int64")
@@ -146,6 +147,33 @@ def reverse_sequence(editor: Editor, node: onnx.NodeProto) -> list[str]:
     return [editor.add("GatherElements", x, index, axis=time)]
 
 
+def tensor_scatter(editor: Editor, node: onnx.NodeProto) -> list[str]:
+    """TensorScatter: at each position of the cache the update's element that belongs there, or the old one."""
+    attributes = editor.attributes(node)
+    past, update, starts = editor.operands(node, 3)
+    shape, new = editor.shape(past), editor.shape(update)
+    if shape is None or new is None:
+        editor.refuse("the shapes of its operands are not known: give the model static shapes")
+    axis = attributes.get("axis", -2) % len(shape)
+    positions = np.arange(shape[axis])[None]
+    start = (
+        editor.reshape(editor.cast(starts, "int64"), [-1, 1])
+        if starts
+        else np.zeros((1, 1), "int64")
+    )
+    place = editor.add("Sub", positions, start)
+    if attributes.get("mode", "linear") == "circular":
+        place = editor.add("Mod", place, np.array(shape[axis]))
+    first = editor.add("Greater", place, np.array(-1))
+    inside = editor.add("And", first, editor.add("Less", place, np.array(new[axis])))
+    place = editor.add("Where", inside, place, np.array(0))
+    aligned = [1] * len(shape)
+    aligned[0], aligned[axis] = -1, shape[axis]
+    index = editor.add("Expand", editor.reshape(place, aligned), np.array(shape))
+    moved = editor.add("GatherElements", update, index, axis=axis)
+    return [editor.add("Where", editor.reshape(inside, aligned), moved, past)]
+
+
 def cumulative_product(editor: Editor, node: onnx.NodeProto) -> list[str]:
     """CumProd by doubling: after step k each element is the product of 2^k neighbours."""
     attributes = editor.attributes(node)
@@ -193,6 +221,14 @@ def roi_align(editor: Editor, node: onnx.NodeProto) -> None:
         editor.refuse("the mode 'max' is not supported")
 
 
+def grid_sample(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse reflection at the centres of single elements, which TVM divides by."""
+    attributes, dims = editor.attributes(node), editor.dims(node.input[0]) or ()
+    reflected = attributes.get("padding_mode", "zeros") == "reflection"
+    if reflected and attributes.get("align_corners", 0) and 1 in dims[2:]:
+        editor.refuse("it reflects an axis of one element at that element")
+
+
 def top_k(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Refuse TopK of types that TVM cannot sort."""
     dtype = editor.dtype(node.input[0])
@@ -208,6 +244,7 @@ def eye_like(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     attributes, shape = editor.attributes(node), editor.shape(node.input[0])
     if shape is None:
         return None
+    editor.require_room(*shape)
     code = attributes.get("dtype", 0)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(code) if code else editor.dtype(node.input[0])
     return [editor.store(np.eye(*shape, k=attributes.get("k", 0), dtype=dtype))]
@@ -226,6 +263,7 @@ def column_to_image(editor: Editor, node: onnx.NodeProto) -> list[str]:
     full = [int(n) + pads[i] + pads[i + rank] for i, n in enumerate(sizes)]
     windows = [(int(k) - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     counts = [(f - w) // s + 1 for f, w, s in zip(full, windows, strides, strict=True)]
+    editor.require_room(*kernel, *counts)
     place = np.zeros((1,) * 2 * rank, "int64")
     for i in range(rank):
         at = np.arange(int(kernel[i]))[:, None] * dilations[i] + np.arange(counts[i]) * strides[i]
@@ -236,6 +274,7 @@ def column_to_image(editor: Editor, node: onnx.NodeProto) -> list[str]:
     dtype = editor.dtype(x) or np.dtype("float32")
     flat = editor.reshape(x, [rows, place.size])
     index = np.broadcast_to(place.reshape(1, -1), (rows, place.size))
+    editor.require_room(rows, *full)
     zeros = np.zeros((rows, math.prod(full)), dtype)
     y = editor.add("ScatterElements", zeros, index, flat, axis=1, reduction="add")
     y = editor.reshape(y, [shape[0], rows // shape[0], *full])

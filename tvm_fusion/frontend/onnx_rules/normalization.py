@@ -117,6 +117,7 @@ def dropout(editor: Editor, node: onnx.NodeProto) -> list[str]:
     shape = editor.shape(x)
     if shape is None:
         editor.refuse("the shape of its mask is not known")
+    editor.require_room(*shape)
     # The mask has the type of the data before opset 10.
     mask_type = "bool" if editor.opset >= 10 else editor.dtype(x)
     return [editor.add("Identity", x), editor.store(np.ones(shape, mask_type))]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import onnx
 
 
+#: Windows that are written out place by place are at most this large.
+MAX_PLACES = 1024
+
+
 def _output_sizes(
     sizes: Sequence[int],
     windows: Sequence[int],
@@ -118,6 +122,8 @@ def _window_parts(
     dilations: Sequence[int],
 ) -> list[str]:
     """Return, for every place in the kernel, the elements that the windows have there."""
+    if math.prod(kernel) > MAX_PLACES:
+        editor.refuse(f"its windows of {math.prod(kernel)} elements are too large to write out")
     parts = []
     axes = np.arange(2, 2 + len(kernel))
     for place in itertools.product(*map(range, kernel)):
@@ -253,6 +259,7 @@ def max_unpool(editor: Editor, node: onnx.NodeProto) -> list[str]:
         ),
     ]
     final = [int(n) for n in editor.value(target)] if target else own
+    editor.require_room(*own)
     # The places count in the tensor that the pooling saw: the given shape, or the one it follows.
     zeros = np.zeros(math.prod(own), dtype)
     flat = editor.add(

@@ -52,6 +52,7 @@ def unroll(editor: Editor, node: onnx.NodeProto) -> list[str]:
         shape = (shape[1], shape[0], shape[2])
     if shape[0] > MAX_STEPS:
         editor.refuse(f"its {shape[0]} steps are more than the {MAX_STEPS} that are written out")
+    editor.require_room(shape[1], hidden)
     layer = _Layer(editor, node.op_type, attributes, operands, x, shape, hidden)
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
         attributes.get("direction", "forward")

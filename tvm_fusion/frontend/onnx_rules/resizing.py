@@ -122,6 +122,10 @@ def _resized(
         or abs(axis.scale - 1) > 1e-9
         or (cropped and axis.roi != (0.0, 1.0))
     ]
+    for axis in changed:
+        editor.require_room(axis.before, axis.after)
+        if not axis.before or not axis.after or axis.scale <= 0:
+            editor.refuse("it resizes to or from nothing")
     if attributes.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize"):
         _refuse_open_ends(editor, changed)
     if rank == 4 and changed and {axis.index for axis in changed} <= {2, 3}:
