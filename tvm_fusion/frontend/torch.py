@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ..compat import tvm
 from ..errors import FusionError, InvalidModelError
 from .canonical import canonicalize
-from .relax import bind_dimensions
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +57,7 @@ def load(
             "importing PyTorch programs needs torch: pip install 'tvm_fusion[torch]'"
         ) from None
     from .torch_importer import import_program
+    from .torch_program import with_shapes
 
     if not isinstance(program, ExportedProgram):
         if not isinstance(program, str | os.PathLike):
@@ -66,10 +66,9 @@ def load(
                 "module with torch.export.export first"
             )
         program = _read(Path(program))
-    mod = import_program(program)
     if shape:
-        mod = bind_dimensions(mod, shape)
-    return canonicalize(mod, dtype)
+        program = with_shapes(program, shape)
+    return canonicalize(import_program(program), dtype)
 
 
 def _read(path: Path) -> torch.export.ExportedProgram:

@@ -7,17 +7,17 @@ import io
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import fx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..compat import BlockBuilder, ir, relax, silent_native, tvm
 from ..errors import UnsupportedOperatorError
-from .canonical.constants import to_constant
 from .canonical.rewrite import op_name, with_attrs
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
+from .torch_converters import bound_converters
+from .torch_program import agreeing, decomposed, refuse_unused_results, source_name
 
 #: What TVM's converters raise on a node that they cannot take: there is no common base class.
 _CONVERTER_ERRORS = (
@@ -37,8 +37,8 @@ def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
     importer = _NamedImporter()
     with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # torch deprecates its own internals while decomposing
-        if all(tensor.layout is torch.strided for tensor in program.state_dict.values()):
-            program = program.run_decompositions()
+        program = decomposed(program)
+        refuse_unused_results(program.graph)
         importer.refuse_unknown(program.graph)
         try:
             mod = importer.from_exported_program(program, False, True, False, None)
@@ -68,10 +68,7 @@ class _NamedImporter(ExportedProgramImporter):
         super().__init__()
         self.names = NodeNames()
         self.where = "the program"
-        # TVM's own converter drops two of the operator's three factors, which SELU sets.
-        self.convert_map["elu.default"] = self._elu
-        # TVM's own converter fails without weights.
-        self.convert_map["native_group_norm.default"] = self._group_norm_with_weights
+        self.convert_map.update(bound_converters(self))
         self.convert_map = {
             name: self._marking(convert) for name, convert in self.convert_map.items()
         }
@@ -98,41 +95,11 @@ class _NamedImporter(ExportedProgramImporter):
                 f"the program uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
             )
 
-    def _elu(self, node: fx.Node) -> relax.Expr:
-        """``scale * (max(0, x) + min(0, alpha * (exp(x * input_scale) - 1)))``, as ATen defines it."""
-        x = self.retrieve_args(node)[0]
-        given = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
-        given.update(zip(given, node.args[1:], strict=False))
-        given.update({key: value for key, value in node.kwargs.items() if key in given})
-        alpha, scale, input_scale = (
-            relax.const(float(value), str(x.ty.dtype)) for value in given.values()
-        )
-        emit, op = self.block_builder.emit, relax.op
-        one, zero = relax.const(1.0, str(x.ty.dtype)), relax.const(0.0, str(x.ty.dtype))
-        grown = emit(op.exp(x if given["input_scale"] == 1 else emit(op.multiply(x, input_scale))))
-        below = emit(op.multiply(emit(op.subtract(grown, one)), alpha))
-        value = emit(op.add(emit(op.nn.relu(x)), emit(op.minimum(below, zero))))
-        return value if given["scale"] == 1 else emit(op.multiply(value, scale))
-
-    def _group_norm_with_weights(self, node: fx.Node) -> relax.Expr:
-        """``native_group_norm(x, weight, bias, N, C, HxW, group, eps)``, ones and zeros where weights are None."""
-        x, gamma, beta, _, channels, _, groups, epsilon = self.retrieve_args(node)
-        dtype = str(x.ty.dtype)
-        if gamma is None:
-            gamma = to_constant(np.ones(int(channels), "float32"), dtype)
-        if beta is None:
-            beta = to_constant(np.zeros(int(channels), "float32"), dtype)
-        axes = list(range(2, int(x.ty.ndim)))
-        norm = relax.op.nn.group_norm(
-            x, gamma, beta, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon
-        )
-        return self.block_builder.emit(norm)
-
     def _marking(self, convert: Callable[[fx.Node], object]) -> Callable[[fx.Node], object]:
         def converted(node: fx.Node) -> object:
             name = source_name(node)
             self.where = f"operator {getattr(node.target, '__name__', node.target)} (node {name!r})"
-            result = convert(node)
+            result = agreeing(self.block_builder, convert(node), node)
             if isinstance(result, ir.Expr):
                 return self.names.mark(self.block_builder, result, name)
             if isinstance(result, tuple | list):
@@ -157,8 +124,3 @@ class _NamedImporter(ExportedProgramImporter):
             return tvm.runtime.tensor(dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         return tvm.runtime.tensor(dense.numpy())
 
-
-def source_name(node: fx.Node) -> str:
-    """Return the name that ``node`` had before decomposition ("conv2d", not "convolution")."""
-    sources = node.meta.get("from_node") or []
-    return sources[0].name if sources else node.name

@@ -1,0 +1,159 @@
+"""ATen operators, imported and run by plain TVM, against PyTorch itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_fusion.errors import UnsupportedOperatorError
+from tvm_fusion.frontend import torch as frontend
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+
+class Calls(torch.nn.Module):
+    """Several functions of the same inputs: compiling one program for all of them is faster."""
+
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs):
+        return tuple(function(*inputs) for function in self.functions)
+
+
+@pytest.fixture
+def agrees(run_module):
+    """Return a function that checks functions of some inputs against PyTorch, types and shapes included."""
+
+    def check(functions, *inputs, rtol=1e-5, atol=1e-6):
+        net = Calls(*functions)
+        mod = frontend.load(torch.export.export(net, inputs))
+        results = run_module(mod, *(tensor.numpy() for tensor in inputs))
+        for index, (got, wanted) in enumerate(zip(results, net(*inputs), strict=True)):
+            assert got.dtype == wanted.numpy().dtype, index
+            np.testing.assert_allclose(
+                got, wanted.numpy(), rtol=rtol, atol=atol, err_msg=f"output {index}"
+            )
+
+    return check
+
+
+def image(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+ARITHMETIC = [
+    lambda x, y, n: torch.add(x, y, alpha=-3),
+    lambda x, y, n: torch.sub(x, y, alpha=0.5),
+    lambda x, y, n: torch.add(x, 2, alpha=3),
+    lambda x, y, n: torch.rsub(x, y, alpha=2),
+    lambda x, y, n: 2 - n,
+    lambda x, y, n: 2.5 - n,
+    lambda x, y, n: n * 0.5,
+    lambda x, y, n: n / 2,
+    lambda x, y, n: n + x,
+    lambda x, y, n: n > 1.5,
+    lambda x, y, n: x == n,
+    lambda x, y, n: torch.div(x, y, rounding_mode="floor"),
+    lambda x, y, n: torch.div(x, 0.3, rounding_mode="trunc"),
+    lambda x, y, n: torch.div(n, 2, rounding_mode="floor"),
+    lambda x, y, n: torch.div(n, 2, rounding_mode="trunc"),
+    lambda x, y, n: torch.clamp_max(x, 0.5),
+    lambda x, y, n: torch.clamp_min(x, 0.25),
+    lambda x, y, n: torch.clamp(x, max=0.5),
+    lambda x, y, n: torch.clamp(x, y, 1.5 * y.abs()),
+    lambda x, y, n: torch.clamp(n, -0.5, 1.5),
+    lambda x, y, n: torch.clamp(x, 0.5, -0.5),
+    lambda x, y, n: torch.log1p(x.abs() * 1e-6) * 1e6,
+]
+
+
+def test_arithmetic(agrees):
+    """Stock TVM ignores ``alpha``, computes n * 0.5 as n * 0 and loses the bound of clamp_max."""
+    agrees(ARITHMETIC, image(3, 4), image(4), torch.tensor([-3, 0, 2, 5]))
+
+
+REDUCTIONS = [
+    lambda x, n: x.amax(1),
+    lambda x, n: x.amin((0, -1), keepdim=True),
+    lambda x, n: torch.amax(x, ()),
+    lambda x, n: (x > 0).amax(0),
+    lambda x, n: n.any(1),
+    lambda x, n: n.bool().all(0, keepdim=True),
+    lambda x, n: n.all(),
+    lambda x, n: x.sum((0, 2)),
+    lambda x, n: x.var((1, 2), correction=0),
+    lambda x, n: x.std(),
+    lambda x, n: x.argmax(1),
+    lambda x, n: x.norm(dim=1),
+    lambda x, n: n.sum(),
+]
+
+
+def test_reductions(agrees):
+    agrees(REDUCTIONS, image(2, 3, 4), torch.tensor([[0, 2, 0], [1, 1, 3]]))
+
+
+RESIZES = [
+    lambda x: functional.interpolate(x, scale_factor=2, mode="nearest"),
+    lambda x: functional.interpolate(x, size=(5, 13), mode="nearest"),
+    lambda x: functional.interpolate(x, scale_factor=1.7, mode="nearest"),
+    lambda x: functional.interpolate(x, scale_factor=2.6, mode="bilinear"),
+    lambda x: functional.interpolate(x, size=(13, 5), mode="bilinear"),
+    lambda x: functional.interpolate(x, size=(13, 5), mode="bilinear", align_corners=True),
+    lambda x: functional.interpolate(x, size=(3, 20), mode="bilinear", antialias=True),
+    lambda x: functional.interpolate(x, scale_factor=0.6, mode="bicubic"),
+    lambda x: functional.interpolate(x, size=(20, 3), mode="bicubic"),
+    lambda x: functional.interpolate(x, size=(3, 4), mode="bicubic", antialias=True),
+]
+
+
+def test_resizes(agrees):
+    """TVM's own converters take nearest neighbours by rounding, recompute scale factors and ignore antialiasing."""
+    agrees(RESIZES, image(1, 2, 7, 9), rtol=1e-4, atol=1e-5)
+
+
+VIEWS = [
+    lambda x: torch.as_strided(x, (3, 4), (4, 1), 2),
+    lambda x: torch.as_strided(x, (2, 5), (1, 2)),
+    lambda x: x.unfold(1, 3, 2),
+    lambda x: torch.roll(x, (1, -2), (0, 1)),
+]
+
+
+def test_views(agrees):
+    agrees(VIEWS, image(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x + torch.rand_like(x), "random numbers"),
+        (lambda x: functional.dropout(x, 0.5, training=True), "random numbers"),
+        (lambda x: functional.max_pool2d(x, 2, return_indices=True), "indices are used"),
+    ],
+)
+def test_what_would_be_silently_wrong_is_refused(function, reason):
+    program = torch.export.export(Calls(function), (image(1, 2, 4, 4),))
+    with pytest.raises(UnsupportedOperatorError, match=rf"(?s)operator .*node.*{reason}"):
+        frontend.load(program)
+
+
+def test_a_program_in_training_mode_is_refused():
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1), torch.nn.BatchNorm2d(2)).train()
+    with pytest.raises(UnsupportedOperatorError, match=r"changes its buffer '1\..*module\.eval\(\)"):
+        frontend.load(torch.export.export(net, (image(1, 2, 4, 4),)))
+
+
+def test_a_view_after_attention(agrees):
+    """Decomposed attention has other strides than the CPU's kernel: torch itself then fails to decompose the view."""
+
+    def attend(x):
+        heads = x.view(2, 5, 2, 4).transpose(1, 2)
+        result = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return result.transpose(1, 2).view(-1, 8)
+
+    agrees([attend], image(2, 5, 8))

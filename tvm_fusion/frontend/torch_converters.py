@@ -1,0 +1,275 @@
+"""Converters of ATen operators that TVM 0.27 lacks, or that it imports wrongly.
+
+Each is called with the importer and an fx node. TVM's own ignore ``alpha``, divide integers by rounding scalars to
+integers, lose the bound of ``clamp_max``, and take reductions of booleans for numbers; here PyTorch's promoted types
+decide, as its tracer recorded them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import fx
+
+from ..compat import BlockBuilder, ir, relax
+from .torch_arguments import (
+    Arguments,
+    axes_of,
+    dtype_name,
+    in_dtype,
+    result_dtype,
+    static_dims,
+)
+from .torch_resize import RESIZES
+
+
+class Importer(Protocol):
+    """What converters need of the importer."""
+
+    block_builder: BlockBuilder
+    env: dict[fx.Node, Any]
+
+
+Converter = Callable[[Importer, fx.Node], Any]
+Operator = Callable[[ir.Expr, ir.Expr], ir.Expr]
+
+
+def _operands(importer: Importer, node: fx.Node, dtype: str | None = None) -> list[ir.Expr]:
+    """The first two arguments in one type: the given one, or what PyTorch promotes both to."""
+    arguments = Arguments(importer.env, node)
+    names = [argument.name for argument in node.target._schema.arguments[:2]]
+    if dtype is None:
+        dtype = dtype_name(torch.result_type(*(arguments.fake(name) for name in names)))
+    return [in_dtype(importer.block_builder, arguments[name], dtype) for name in names]
+
+
+def _arithmetic(operator: Operator) -> Converter:
+    """``operator`` of both operands in the type of the result; the second one times ``alpha`` where there is one."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        emit, dtype = importer.block_builder.emit, result_dtype(node)
+        left, right = _operands(importer, node, dtype)
+        arguments = Arguments(importer.env, node)
+        alpha = arguments["alpha"] if "alpha" in arguments else 1
+        if alpha != 1:
+            right = emit(relax.op.multiply(right, in_dtype(importer.block_builder, alpha, dtype)))
+        return emit(operator(left, right))
+
+    return convert
+
+
+def _reversed_subtract(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``other - alpha * self``."""
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    left, right = _operands(importer, node, dtype)
+    alpha = Arguments(importer.env, node)["alpha"]
+    if alpha != 1:
+        left = emit(relax.op.multiply(left, in_dtype(importer.block_builder, alpha, dtype)))
+    return emit(relax.op.subtract(right, left))
+
+
+def _comparison(operator: Operator) -> Converter:
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        return importer.block_builder.emit(operator(*_operands(importer, node)))
+
+    return convert
+
+
+def _divide_with_mode(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``div`` with rounding mode None, "floor" or "trunc"."""
+    emit, dtype = importer.block_builder.emit, result_dtype(node)
+    left, right = _operands(importer, node, dtype)
+    mode = Arguments(importer.env, node)["rounding_mode"]
+    if mode == "floor":
+        if dtype.startswith(("float", "bfloat")):
+            return emit(relax.op.floor(emit(relax.op.divide(left, right))))
+        return emit(relax.op.floor_divide(left, right))
+    quotient = emit(relax.op.divide(left, right))  # of integers: rounded towards zero
+    if mode == "trunc" and dtype.startswith(("float", "bfloat")):
+        return emit(relax.op.trunc(quotient))
+    return quotient
+
+
+def _clamp(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``clamp``, ``clamp_min`` and ``clamp_max`` by numbers or tensors."""
+    builder, dtype = importer.block_builder, result_dtype(node)
+    arguments = Arguments(importer.env, node)
+    value = in_dtype(builder, arguments["self"], dtype)
+    low = arguments["min"] if "min" in arguments else None
+    high = arguments["max"] if "max" in arguments else None
+    numbers = [bound for bound in (low, high) if isinstance(bound, int | float)]
+    if len(numbers) == 2 and low <= high:
+        return builder.emit(relax.op.clip(value, low, high))
+    if low is not None:
+        value = builder.emit(relax.op.maximum(value, in_dtype(builder, low, dtype)))
+    if high is not None:
+        value = builder.emit(relax.op.minimum(value, in_dtype(builder, high, dtype)))
+    return value
+
+
+def _extremum(operator: Callable[..., ir.Expr]) -> Converter:
+    """``amax`` and ``amin``; of booleans as of numbers."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        builder, arguments = importer.block_builder, Arguments(importer.env, node)
+        value = arguments["self"]
+        axes = axes_of(arguments["dim"], int(value.ty.ndim))
+        if not axes:
+            return value
+        wide = "int8" if str(value.ty.dtype) == "bool" else str(value.ty.dtype)
+        value = in_dtype(builder, value, wide)
+        found = builder.emit(operator(value, axes, keepdims=bool(arguments["keepdim"])))
+        return in_dtype(builder, found, result_dtype(node))
+
+    return convert
+
+
+def _truth(operator: Callable[..., ir.Expr]) -> Converter:
+    """``any`` and ``all``: the largest and the least of whether values differ from zero."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        builder, arguments = importer.block_builder, Arguments(importer.env, node)
+        value = arguments["self"]
+        keep = bool(arguments["keepdim"]) if "keepdim" in arguments else False
+        dim = arguments["dim"] if "dim" in arguments else None
+        axes = axes_of(dim, int(value.ty.ndim))
+        truth = in_dtype(builder, in_dtype(builder, value, "bool"), "int8")
+        if axes:
+            truth = builder.emit(operator(truth, axes, keepdims=keep))
+        return in_dtype(builder, truth, result_dtype(node))
+
+    return convert
+
+
+def _as_strided(importer: Importer, node: fx.Node) -> ir.Expr:
+    """Elements of a contiguous tensor by the offsets that sizes and strides name."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    fake = arguments.fake("self")
+    if not fake.is_contiguous() or fake.storage_offset() != 0:
+        raise NotImplementedError("as_strided of a tensor that is a view itself")
+    size, stride = arguments["size"], arguments["stride"]
+    static_dims(fake)
+    offsets = np.full(size, arguments["storage_offset"] or 0, "int64")
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        along = [1] * len(size)
+        along[axis] = extent
+        offsets = offsets + (np.arange(extent) * step).reshape(along)
+    flat = builder.emit(relax.op.reshape(arguments["self"], [fake.numel()]))
+    if offsets.size == fake.numel() and (offsets.ravel() == np.arange(fake.numel())).all():
+        return builder.emit(relax.op.reshape(flat, size))
+    taken = builder.emit(relax.op.take(flat, relax.const(offsets.ravel()), axis=0))
+    return builder.emit(relax.op.reshape(taken, size))
+
+
+def _elu(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``scale * (max(0, x) + min(0, alpha * (exp(x * input_scale) - 1)))``, as ATen defines it."""
+    builder, op, arguments = importer.block_builder, relax.op, Arguments(importer.env, node)
+    emit, x = builder.emit, arguments["self"]
+    dtype = str(x.ty.dtype)
+    given = {name: float(arguments[name]) for name in ("alpha", "scale", "input_scale")}
+    alpha, scale, input_scale = (relax.const(value, dtype) for value in given.values())
+    one, zero = relax.const(1.0, dtype), relax.const(0.0, dtype)
+    grown = emit(op.exp(x if given["input_scale"] == 1 else emit(op.multiply(x, input_scale))))
+    below = emit(op.multiply(emit(op.subtract(grown, one)), alpha))
+    value = emit(op.add(emit(op.nn.relu(x)), emit(op.minimum(below, zero))))
+    return value if given["scale"] == 1 else emit(op.multiply(value, scale))
+
+
+def _group_norm(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``native_group_norm``; ones and zeros where weights are None, which TVM's own converter fails on."""
+    arguments = Arguments(importer.env, node)
+    x, dtype = arguments["input"], result_dtype_of_first(node)
+    channels = int(arguments["C"])
+    gamma = arguments["weight"]
+    beta = arguments["bias"]
+    gamma = relax.const(np.ones(channels), dtype) if gamma is None else gamma
+    beta = relax.const(np.zeros(channels), dtype) if beta is None else beta
+    norm = relax.op.nn.group_norm(
+        x, gamma, beta, num_groups=arguments["group"], channel_axis=1, axes=list(range(2, int(x.ty.ndim))),
+        epsilon=arguments["eps"],
+    )  # fmt: skip
+    return importer.block_builder.emit(norm)
+
+
+def result_dtype_of_first(node: fx.Node) -> str:
+    """Return the type of the first of a node's results."""
+    return dtype_name(node.meta["val"][0].dtype)
+
+
+def _log1p(importer: Importer, node: fx.Node) -> ir.Expr:
+    """log(1 + x), right for small x too: x * log(u) / (u - 1) with u = 1 + x, and x where u is 1.
+
+    Goldberg, What every computer scientist should know about floating-point arithmetic, theorem 4 (1991).
+    """
+    builder, op, dtype = importer.block_builder, relax.op, result_dtype(node)
+    emit = builder.emit
+    x = in_dtype(builder, Arguments(importer.env, node)["self"], dtype)
+    one = relax.const(1.0, dtype)
+    u = emit(op.add(x, one))
+    small = emit(op.equal(u, one))
+    rest = emit(op.where(small, one, emit(op.subtract(u, one))))
+    infinite = emit(op.isinf(u))
+    scaled = emit(op.multiply(x, emit(op.divide(emit(op.log(u)), rest))))
+    return emit(op.where(small, x, emit(op.where(infinite, u, scaled))))
+
+
+def _refusal(reason: str) -> Converter:
+    def convert(importer: Importer, node: fx.Node) -> Any:
+        raise NotImplementedError(reason)
+
+    return convert
+
+
+_RANDOM = "it draws random numbers, which a compiled model would repeat on every call"
+_TRAINING = "it belongs to training: export the module in evaluation mode, module.eval()"
+
+_ARITHMETIC: dict[str, Operator] = {
+    "add": relax.op.add, "sub": relax.op.subtract, "mul": relax.op.multiply, "div": relax.op.divide,
+}  # fmt: skip
+_COMPARISONS: dict[str, Operator] = {
+    "eq": relax.op.equal, "ne": relax.op.not_equal, "lt": relax.op.less, "le": relax.op.less_equal,
+    "gt": relax.op.greater, "ge": relax.op.greater_equal,
+}  # fmt: skip
+
+#: Converters by the name of the ATen overload.
+CONVERTERS: dict[str, Converter] = {
+    **{f"{name}.{kind}": _arithmetic(op) for name, op in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
+    **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in ("Tensor", "Scalar")},
+    **{f"remainder.{kind}": _arithmetic(relax.op.floor_mod) for kind in ("Tensor", "Scalar")},
+    **{f"rsub.{kind}": _reversed_subtract for kind in ("Tensor", "Scalar")},
+    **{f"div.{kind}_mode": _divide_with_mode for kind in ("Tensor", "Scalar")},
+    "maximum.default": _arithmetic(relax.op.maximum),
+    "minimum.default": _arithmetic(relax.op.minimum),
+    "atan2.default": _arithmetic(relax.op.atan2),
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "clamp_min.default": _clamp,
+    "clamp_max.default": _clamp,
+    "clamp_min.Tensor": _clamp,
+    "clamp_max.Tensor": _clamp,
+    "amax.default": _extremum(relax.op.max),
+    "amin.default": _extremum(relax.op.min),
+    **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
+    **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
+    "as_strided.default": _as_strided,
+    "elu.default": _elu,
+    "native_group_norm.default": _group_norm,
+    "log1p.default": _log1p,
+    **{name: _refusal(_RANDOM) for name in (
+        "bernoulli.p", "bernoulli.default", "exponential.default", "randn.default", "randn_like.default",
+        "rand.default", "rand_like.default", "native_dropout.default", "multinomial.default",
+    )},
+    **{name: _refusal(_TRAINING) for name in (
+        "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default",
+    )},
+    **RESIZES,
+}  # fmt: skip
+
+
+def bound_converters(importer: Importer) -> dict[str, Callable[[fx.Node], Any]]:
+    """Return the converters as TVM's importer calls them."""
+    return {name: partial(convert, importer) for name, convert in CONVERTERS.items()}

@@ -1,0 +1,230 @@
+"""What a ``torch.export`` program needs before, and is checked for while, its operators are converted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..compat import BlockBuilder, ir, relax, tirx
+from ..errors import UnsupportedOperatorError
+from .onnx_native import first_line
+from .torch_arguments import dtype_name, in_dtype
+
+#: What torch raises while it traces a program again: there is no common base class.
+TRACE_ERRORS = (
+    RuntimeError, ValueError, TypeError, AttributeError, AssertionError, LookupError, NotImplementedError,
+)  # fmt: skip
+
+#: What changes besides the results, by the kind of output that says so.
+_CHANGES = {
+    OutputKind.BUFFER_MUTATION: "its buffer",
+    OutputKind.USER_INPUT_MUTATION: "its input",
+    OutputKind.PARAMETER_MUTATION: "its parameter",
+}
+
+
+def source_name(node: fx.Node) -> str:
+    """Return the name that ``node`` had before decomposition ("conv2d", not "convolution")."""
+    sources = node.meta.get("from_node") or []
+    return sources[0].name if sources else node.name
+
+
+def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the program in ATen's core operators.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If the program changes state, or torch cannot decompose it.
+    """
+    _refuse_state(program)
+    if any(tensor.layout is not torch.strided for tensor in program.state_dict.values()):
+        return program
+    try:
+        return program.run_decompositions()
+    except TRACE_ERRORS:
+        # Decomposed attention has other strides than the CPU's own kernel; a view of its result then fails.
+        try:
+            return _with_reshapes(program).run_decompositions()
+        except TRACE_ERRORS as error:
+            raise UnsupportedOperatorError(
+                f"torch cannot decompose the program into core operators: {first_line(str(error))}"
+            ) from error
+
+
+def _refuse_state(program: torch.export.ExportedProgram) -> None:
+    """A compiled model returns its results and keeps nothing: a program that writes would lose it in silence."""
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in _CHANGES:
+            raise UnsupportedOperatorError(
+                f"the program changes {_CHANGES[spec.kind]} {spec.target!r}, which a compiled model cannot: export the "
+                "module in evaluation mode (module.eval()), with state as inputs and outputs"
+            )
+
+
+def _with_reshapes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a copy, weights shared, whose views are reshapes: the same values, whatever the strides."""
+    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+    return program._update(module, program.graph_signature)
+
+
+def with_shapes(
+    program: torch.export.ExportedProgram, shape: Mapping[str, Sequence[int]]
+) -> torch.export.ExportedProgram:
+    """Return the program exported again for inputs of fixed sizes, weights shared.
+
+    So no symbolic size is left to convert. The program itself where it has none.
+
+    Parameters
+    ----------
+    program : ExportedProgram
+        A program exported with ``torch.export.Dim``.
+    shape : mapping of input name to sizes
+        All sizes that are symbolic must follow from it.
+
+    Raises
+    ------
+    ValueError
+        If ``shape`` names an unknown input, contradicts a fixed size or the limits of a dimension, or leaves one open.
+    UnsupportedOperatorError
+        If torch cannot export it again.
+    """
+    inputs = _user_inputs(program)
+    listing = "; the model's inputs are " + ", ".join(
+        f"{name}={','.join(map(str, fake.shape))}" for name, fake in inputs.items()
+    )
+    for name, sizes in shape.items():
+        if name not in inputs:
+            raise ValueError(f"the model has no input {name!r}{listing}")
+        if len(sizes) != inputs[name].ndim:
+            raise ValueError(f"input {name!r} does not have {len(sizes)} dimensions{listing}")
+    if not any(isinstance(size, torch.SymInt) for fake in inputs.values() for size in fake.shape):
+        for name, sizes in shape.items():
+            if list(sizes) != list(inputs[name].shape):
+                raise ValueError(
+                    f"input {name!r} has a static shape that {tuple(sizes)} contradicts{listing}"
+                )
+        return program
+    values = _dimensions(inputs, shape, listing)
+    _check_limits(program, values)
+    examples = [
+        torch.zeros([_size(dim, values, listing) for dim in fake.shape], dtype=fake.dtype)
+        for fake in inputs.values()
+    ]
+    args, kwargs = torch.utils._pytree.tree_unflatten(examples, program.call_spec.in_spec)
+    try:
+        with torch.no_grad():
+            return torch.export.export(program.module(), args, kwargs)
+    except TRACE_ERRORS as error:
+        raise UnsupportedOperatorError(
+            f"torch cannot export the program with these sizes: {first_line(str(error))}"
+        ) from error
+
+
+def _user_inputs(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    names = [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    fakes = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
+    return {name: fakes[name] for name in names if isinstance(fakes.get(name), torch.Tensor)}
+
+
+def _dimensions(
+    inputs: Mapping[str, torch.Tensor], shape: Mapping[str, Sequence[int]], listing: str
+) -> dict[Any, int]:
+    """The value of each symbol that is a whole dimension of an input that ``shape`` names."""
+    values: dict[Any, int] = {}
+    for name, sizes in shape.items():
+        for dim, size in zip(inputs[name].shape, sizes, strict=True):
+            if not isinstance(dim, torch.SymInt):
+                if int(dim) != size:
+                    raise ValueError(
+                        f"input {name!r} has a static shape that {tuple(sizes)} contradicts{listing}"
+                    )
+            elif dim.node.expr.is_Symbol and values.setdefault(dim.node.expr, int(size)) != size:
+                raise ValueError(
+                    f"dimension {dim.node.expr} is given both {values[dim.node.expr]} and {size}{listing}"
+                )
+    for name, sizes in shape.items():
+        for dim, size in zip(inputs[name].shape, sizes, strict=True):
+            if _size(dim, values, listing) != size:
+                raise ValueError(f"dimension {dim} of input {name!r} cannot be {size}{listing}")
+    return values
+
+
+def _size(dim: Any, values: Mapping[Any, int], listing: str) -> int:
+    if not isinstance(dim, torch.SymInt):
+        return int(dim)
+    value = dim.node.expr.subs(values)
+    if not value.is_Integer:
+        raise ValueError(f"dimension {dim} is symbolic: give every size with shape (--shape){listing}")
+    return int(value)
+
+
+def _check_limits(program: torch.export.ExportedProgram, values: Mapping[Any, int]) -> None:
+    for symbol, limits in program.range_constraints.items():
+        value = symbol.subs(values)
+        if value.is_Integer and not limits.lower <= value <= limits.upper:
+            raise ValueError(
+                f"dimension {symbol} was exported for sizes from {limits.lower} to {limits.upper}, not {value}"
+            )
+
+
+def refuse_unused_results(graph: fx.Graph) -> None:
+    """Raise UnsupportedOperatorError where a program reads the indices of a maximum pooling, which TVM does not compute."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not getattr(node.target, "__name__", "").startswith("max_pool"):
+            continue
+        if any(len(user.args) > 1 and user.args[1] == 1 and user.users for user in node.users):
+            raise UnsupportedOperatorError(
+                f"operator {node.target.__name__} (node {source_name(node)!r}) cannot be imported: its indices are used"
+            )
+
+
+def agreeing(builder: BlockBuilder, result: Any, node: fx.Node) -> Any:
+    """Return a converted result in the type that PyTorch recorded for its node.
+
+    Integers of another width are cast. Another rank, a different fixed size, or numbers of another kind mean that the
+    converter computes something else.
+
+    Raises
+    ------
+    NotImplementedError
+        If they disagree otherwise.
+    """
+    fake = node.meta.get("val")
+    if not isinstance(fake, torch.Tensor) or not isinstance(result, ir.Expr):
+        return result
+    ty = getattr(result, "ty", None)
+    if not isinstance(ty, relax.TensorType):
+        result = builder.normalize(result) if isinstance(result, ir.Call) else result
+        ty = getattr(result, "ty", None)
+    if not isinstance(ty, relax.TensorType):
+        return result
+    wanted, dtype = dtype_name(fake.dtype), str(ty.dtype)
+    if _kind(wanted) != _kind(dtype):
+        raise NotImplementedError(f"TVM's result is of type {dtype}, PyTorch's of {wanted}")
+    if isinstance(ty.shape, relax.ShapeExpr):
+        sizes = list(ty.shape.values)
+        if len(sizes) != fake.ndim or any(
+            isinstance(size, tirx.IntImm) and isinstance(want, int) and int(size) != want
+            for size, want in zip(sizes, fake.shape, strict=True)
+        ):
+            got = ", ".join(map(str, sizes))
+            raise NotImplementedError(f"TVM's result is of shape ({got}), PyTorch's of {tuple(fake.shape)}")
+    return in_dtype(builder, result, wanted)
+
+
+def _kind(dtype: str) -> str:
+    return "float" if "float" in dtype else "bool" if dtype == "bool" else "int"
