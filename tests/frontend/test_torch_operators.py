@@ -120,8 +120,22 @@ VIEWS = [
     lambda x: torch.as_strided(x, (3, 4), (4, 1), 2),
     lambda x: torch.as_strided(x, (2, 5), (1, 2)),
     lambda x: x.unfold(1, 3, 2),
+    lambda x: x.unfold(0, 2, 1),
     lambda x: torch.roll(x, (1, -2), (0, 1)),
 ]
+
+
+PRODUCTS = [
+    lambda x, y: torch.addmm(x, y, y, alpha=0.5, beta=2),
+    lambda x, y: torch.addmm(x * float("nan"), y, y, beta=0),
+    lambda x, y: torch.addmv(x[0], y, x[1], alpha=-1),
+    lambda x, y: torch.addbmm(x, y[None].expand(2, 3, 3), x[None].expand(2, 3, 3)),
+    lambda x, y: torch.baddbmm(x[None], y[None], x[None], beta=0.5),
+]
+
+
+def test_products(agrees):
+    agrees(PRODUCTS, image(3, 3), image(3, 3) + 1)
 
 
 def test_views(agrees):

@@ -165,6 +165,43 @@ def _as_strided(importer: Importer, node: fx.Node) -> ir.Expr:
     return builder.emit(relax.op.reshape(taken, size))
 
 
+def _unfold(importer: Importer, node: fx.Node) -> ir.Expr:
+    """Windows of ``size`` elements, ``step`` apart, along an axis; the elements of a window become the last axis."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    sizes = static_dims(arguments.fake("self"))
+    axis, size, step = arguments["dimension"], arguments["size"], arguments["step"]
+    if not sizes:
+        return builder.emit(relax.op.reshape(arguments["self"], [size]))
+    axis %= len(sizes)
+    starts = np.arange(0, sizes[axis] - size + 1, step)
+    places = relax.const(starts[:, None] + np.arange(size)[None, :])
+    windows = builder.emit(relax.op.take(arguments["self"], places, axis=axis))
+    order = [*range(axis + 1), *range(axis + 2, len(sizes) + 1), axis + 1]
+    return builder.emit(relax.op.permute_dims(windows, order))
+
+
+def _linear_combination(product: str) -> Converter:
+    """``addmv``, ``addbmm``: beta * self + alpha * a product; without self where beta is 0, were it NaN."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        builder, arguments = importer.block_builder, Arguments(importer.env, node)
+        emit, dtype = builder.emit, result_dtype(node)
+        factors = [arguments[argument.name] for argument in node.target._schema.arguments[1:3]]
+        value = emit(relax.op.matmul(*factors))
+        if product == "addbmm":
+            value = emit(relax.op.sum(value, [0]))
+        if arguments["alpha"] != 1:
+            value = emit(relax.op.multiply(value, relax.const(arguments["alpha"], dtype)))
+        beta, base = arguments["beta"], arguments["self"]
+        if beta == 0:
+            return value
+        if beta != 1:
+            base = emit(relax.op.multiply(base, relax.const(beta, dtype)))
+        return emit(relax.op.add(base, value))
+
+    return convert
+
+
 def _elu(importer: Importer, node: fx.Node) -> ir.Expr:
     """``scale * (max(0, x) + min(0, alpha * (exp(x * input_scale) - 1)))``, as ATen defines it."""
     builder, op, arguments = importer.block_builder, relax.op, Arguments(importer.env, node)
@@ -256,6 +293,11 @@ CONVERTERS: dict[str, Converter] = {
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
     "as_strided.default": _as_strided,
+    "unfold.default": _unfold,
+    "addmv.default": _linear_combination("addmv"),
+    "addbmm.default": _linear_combination("addbmm"),
+    "addmm.default": _linear_combination("addmm"),
+    "baddbmm.default": _linear_combination("baddbmm"),
     "elu.default": _elu,
     "native_group_norm.default": _group_norm,
     "log1p.default": _log1p,

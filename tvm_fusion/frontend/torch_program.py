@@ -42,19 +42,19 @@ def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
     UnsupportedOperatorError
         If the program changes state, or torch cannot decompose it.
     """
-    _refuse_state(program)
-    if any(tensor.layout is not torch.strided for tensor in program.state_dict.values()):
-        return program
-    try:
-        return program.run_decompositions()
-    except TRACE_ERRORS:
-        # Decomposed attention has other strides than the CPU's own kernel; a view of its result then fails.
+    if all(tensor.layout is torch.strided for tensor in program.state_dict.values()):
         try:
-            return _with_reshapes(program).run_decompositions()
-        except TRACE_ERRORS as error:
-            raise UnsupportedOperatorError(
-                f"torch cannot decompose the program into core operators: {first_line(str(error))}"
-            ) from error
+            program = program.run_decompositions()
+        except TRACE_ERRORS:
+            # Decomposed attention has other strides than the CPU's own kernel; a view of its result then fails.
+            try:
+                program = _with_reshapes(program).run_decompositions()
+            except TRACE_ERRORS as error:
+                raise UnsupportedOperatorError(
+                    f"torch cannot decompose the program into core operators: {first_line(str(error))}"
+                ) from error
+    _refuse_state(program)
+    return program
 
 
 def _refuse_state(program: torch.export.ExportedProgram) -> None:
