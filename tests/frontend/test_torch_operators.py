@@ -122,6 +122,9 @@ VIEWS = [
     lambda x: x.unfold(1, 3, 2),
     lambda x: x.unfold(0, 2, 1),
     lambda x: torch.roll(x, (1, -2), (0, 1)),
+    lambda x: torch.cat([torch.empty(0), x, torch.empty(4, 0)], 1),
+    lambda x: torch.cat([x, x.to(torch.int32)]),
+    lambda x: x.sum().cumsum(0) + x.cumsum(-1),
 ]
 
 
@@ -148,6 +151,7 @@ def test_views(agrees):
         (lambda x: x + torch.rand_like(x), "random numbers"),
         (lambda x: functional.dropout(x, 0.5, training=True), "random numbers"),
         (lambda x: functional.max_pool2d(x, 2, return_indices=True), "indices are used"),
+        (lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5)[1], "only the first"),
     ],
 )
 def test_what_would_be_silently_wrong_is_refused(function, reason):

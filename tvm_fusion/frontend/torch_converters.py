@@ -202,6 +202,35 @@ def _linear_combination(product: str) -> Converter:
     return convert
 
 
+def _concatenate(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``cat`` in the promoted type; empty parts, which ATen lets have any rank (an empty cache), are left out."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    dtype = result_dtype(node)
+    parts = [
+        in_dtype(builder, part, dtype)
+        for part, fake in zip(arguments["tensors"], arguments.fake("tensors"), strict=True)
+        if 0 not in fake.shape
+    ]
+    if not parts:
+        return builder.emit(relax.op.zeros(static_dims(node.meta["val"]), dtype))
+    if len(parts) == 1:
+        return parts[0]
+    return builder.emit(relax.op.concat(parts, axis=arguments["dim"]))
+
+
+def _scan(operator: Callable[..., ir.Expr]) -> Converter:
+    """``cumsum`` and ``cumprod``; of a single number the number itself."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        builder, arguments = importer.block_builder, Arguments(importer.env, node)
+        value = in_dtype(builder, arguments["self"], result_dtype(node))
+        if int(value.ty.ndim) == 0:
+            return value
+        return builder.emit(operator(value, arguments["dim"]))
+
+    return convert
+
+
 def _elu(importer: Importer, node: fx.Node) -> ir.Expr:
     """``scale * (max(0, x) + min(0, alpha * (exp(x * input_scale) - 1)))``, as ATen defines it."""
     builder, op, arguments = importer.block_builder, relax.op, Arguments(importer.env, node)
@@ -292,6 +321,9 @@ CONVERTERS: dict[str, Converter] = {
     "amin.default": _extremum(relax.op.min),
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
+    "cat.default": _concatenate,
+    "cumsum.default": _scan(relax.op.cumsum),
+    "cumprod.default": _scan(relax.op.cumprod),
     "as_strided.default": _as_strided,
     "unfold.default": _unfold,
     "addmv.default": _linear_combination("addmv"),

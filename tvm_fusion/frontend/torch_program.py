@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -204,9 +205,15 @@ def agreeing(builder: BlockBuilder, result: Any, node: fx.Node) -> Any:
         If they disagree otherwise.
     """
     fake = node.meta.get("val")
-    if not isinstance(fake, torch.Tensor) or not isinstance(result, ir.Expr):
+    if not isinstance(result, ir.Expr):
         return result
     ty = getattr(result, "ty", None)
+    if isinstance(fake, tuple | list) and isinstance(ty, relax.TensorType):
+        used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+        if used - {0}:
+            raise NotImplementedError(f"of its results only the first can be had, and others are used ({used})")
+    if not isinstance(fake, torch.Tensor):
+        return result
     if not isinstance(ty, relax.TensorType):
         result = builder.normalize(result) if isinstance(result, ir.Call) else result
         ty = getattr(result, "ty", None)
