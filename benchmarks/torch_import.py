@@ -72,7 +72,9 @@ def difference(got: Any, wanted: Any) -> float:
 
 def main() -> None:
     """Measure what is asked for and append to the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     parser.add_argument("--all", action="store_true", help="every network, not one of each family")

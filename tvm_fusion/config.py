@@ -15,6 +15,10 @@ BALANCES: tuple[str, ...] = ("refuse", "pad", "warps")
 #: What products of float32 operands are computed in: float32 itself, or TF32 where a GPU's tensor cores have it.
 FLOAT32_PRODUCTS: tuple[str, ...] = ("float32", "tf32")
 
+#: What a kernel does with a value between two of its operators that the model has in bfloat16: keep it in float32, or
+#: round it where the model does.
+NUMERICS: tuple[str, ...] = ("wide", "strict")
+
 #: Model families whose preset can be asked for; ``auto`` reads the family from the graph.
 PRESETS: tuple[str, ...] = ("auto", "small-cnn", "large-cnn", "transformer")
 
@@ -63,6 +67,9 @@ class FusionConfig:
         One of ``FLOAT32_PRODUCTS``. ``"tf32"`` rounds the operands of float32 convolutions and matrix products to
         TF32 (float32's exponent, 10 bits of mantissa) where that makes them faster: on tensor cores, from sm_80 on.
         Sums stay in float32; convolutions become channels-last.
+    numerics : str
+        One of ``NUMERICS``. ``"wide"`` lets the values between the operators of one kernel keep float32's precision
+        where the model has bfloat16; ``"strict"`` rounds them as the unfused model would. float16 is always rounded.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -79,6 +86,7 @@ class FusionConfig:
     max_build_seconds: float = 10.0
     deny: tuple[str, ...] = ()
     float32_products: str = "float32"
+    numerics: str = "wide"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strategies", _as_tuple(self.strategies))
@@ -90,6 +98,7 @@ class FusionConfig:
         _check_choice("balance", self.balance, BALANCES)
         _check_choice("preset", self.preset, PRESETS)
         _check_choice("float32_products", self.float32_products, FLOAT32_PRODUCTS)
+        _check_choice("numerics", self.numerics, NUMERICS)
         for field in ("max_depth", "max_members", "max_operators"):
             _check_count(field, getattr(self, field))
         for field in ("max_shared_memory", "max_registers"):

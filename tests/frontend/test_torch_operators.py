@@ -162,7 +162,9 @@ def test_what_would_be_silently_wrong_is_refused(function, reason):
 
 def test_a_program_in_training_mode_is_refused():
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1), torch.nn.BatchNorm2d(2)).train()
-    with pytest.raises(UnsupportedOperatorError, match=r"changes its buffer '1\..*module\.eval\(\)"):
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"changes its buffer '1\..*module\.eval\(\)"
+    ):
         frontend.load(torch.export.export(net, (image(1, 2, 4, 4),)))
 
 

@@ -79,6 +79,13 @@ class ModelOptions:
             "on tensor cores from sm_80 on, faster and with 10 bits of mantissa (default: float32)."
         ),
     ] = None
+    numerics: Annotated[
+        Literal["wide", "strict"] | None,
+        typer.Option(
+            help="Whether bfloat16 values between the operators of a kernel keep float32's "
+            "precision, or are rounded as the model says (default: wide)."
+        ),
+    ] = None
     shape: Annotated[
         list[str] | None,
         typer.Option(

@@ -96,4 +96,6 @@ def axes_of(dim: Any, ndim: int) -> list[int]:
     """Return the axes that a ``dim`` argument names; all for None and for an empty list."""
     if dim is None or dim == []:
         return list(range(ndim))
-    return [axis % max(ndim, 1) for axis in ([dim] if isinstance(dim, int) else dim)][: max(ndim, 0)]
+    return [axis % max(ndim, 1) for axis in ([dim] if isinstance(dim, int) else dim)][
+        : max(ndim, 0)
+    ]

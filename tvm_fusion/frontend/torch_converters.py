@@ -165,6 +165,37 @@ def _as_strided(importer: Importer, node: fx.Node) -> ir.Expr:
     return builder.emit(relax.op.reshape(taken, size))
 
 
+def _select(importer: Importer, node: fx.Node) -> ir.Expr:
+    """One element along an axis; counted from the end where the index is negative, which ``take`` does not do."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    axis, index = arguments["dim"], arguments["index"]
+    if not isinstance(index, int):
+        raise NotImplementedError("its index is computed; give the model static shapes")
+    if index < 0:
+        index += static_dims(arguments.fake("self"))[axis]
+    return builder.emit(relax.op.take(arguments["self"], relax.const(index, "int64"), axis=axis))
+
+
+def _index(importer: Any, node: fx.Node) -> ir.Expr:
+    """``x[i, :, j]`` by TVM's converter, of indices that count from the start."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    fakes = arguments.fake("indices")
+    sizes = arguments.fake("self").shape
+    if any(fake is not None and fake.dtype is torch.bool for fake in fakes):
+        raise NotImplementedError("an index by truth values has as many results as are true")
+    for axis, (user, fake) in enumerate(zip(node.args[1], fakes, strict=True)):
+        if fake is None:
+            continue
+        size, index = sizes[axis], importer.env[user]
+        if not isinstance(size, int):
+            raise NotImplementedError("it needs fixed sizes; give them with shape (--shape)")
+        index = in_dtype(builder, index, "int64")
+        negative = builder.emit(relax.op.less(index, relax.const(0, "int64")))
+        counted = builder.emit(relax.op.add(index, relax.const(size, "int64")))
+        importer.env[user] = builder.emit(relax.op.where(negative, counted, index))
+    return importer.stock["index.Tensor"](node)
+
+
 def _unfold(importer: Importer, node: fx.Node) -> ir.Expr:
     """Windows of ``size`` elements, ``step`` apart, along an axis; the elements of a window become the last axis."""
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
@@ -321,6 +352,7 @@ CONVERTERS: dict[str, Converter] = {
     "amin.default": _extremum(relax.op.min),
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
+    "select.int": _select,
     "cat.default": _concatenate,
     "cumsum.default": _scan(relax.op.cumsum),
     "cumprod.default": _scan(relax.op.cumprod),

@@ -123,4 +123,3 @@ class _NamedImporter(ExportedProgramImporter):
 
             return tvm.runtime.tensor(dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         return tvm.runtime.tensor(dense.numpy())
-

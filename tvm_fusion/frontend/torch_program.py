@@ -169,7 +169,9 @@ def _size(dim: Any, values: Mapping[Any, int], listing: str) -> int:
         return int(dim)
     value = dim.node.expr.subs(values)
     if not value.is_Integer:
-        raise ValueError(f"dimension {dim} is symbolic: give every size with shape (--shape){listing}")
+        raise ValueError(
+            f"dimension {dim} is symbolic: give every size with shape (--shape){listing}"
+        )
     return int(value)
 
 
@@ -185,7 +187,9 @@ def _check_limits(program: torch.export.ExportedProgram, values: Mapping[Any, in
 def refuse_unused_results(graph: fx.Graph) -> None:
     """Raise UnsupportedOperatorError where a program reads the indices of a maximum pooling, which TVM does not compute."""
     for node in graph.nodes:
-        if node.op != "call_function" or not getattr(node.target, "__name__", "").startswith("max_pool"):
+        if node.op != "call_function" or not getattr(node.target, "__name__", "").startswith(
+            "max_pool"
+        ):
             continue
         if any(len(user.args) > 1 and user.args[1] == 1 and user.users for user in node.users):
             raise UnsupportedOperatorError(
@@ -209,9 +213,13 @@ def agreeing(builder: BlockBuilder, result: Any, node: fx.Node) -> Any:
         return result
     ty = getattr(result, "ty", None)
     if isinstance(fake, tuple | list) and isinstance(ty, relax.TensorType):
-        used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+        used = {
+            user.args[1] for user in node.users if user.target is operator.getitem and user.users
+        }
         if used - {0}:
-            raise NotImplementedError(f"of its results only the first can be had, and others are used ({used})")
+            raise NotImplementedError(
+                f"of its results only the first can be had, and others are used ({used})"
+            )
     if not isinstance(fake, torch.Tensor):
         return result
     if not isinstance(ty, relax.TensorType):
@@ -229,7 +237,9 @@ def agreeing(builder: BlockBuilder, result: Any, node: fx.Node) -> Any:
             for size, want in zip(sizes, fake.shape, strict=True)
         ):
             got = ", ".join(map(str, sizes))
-            raise NotImplementedError(f"TVM's result is of shape ({got}), PyTorch's of {tuple(fake.shape)}")
+            raise NotImplementedError(
+                f"TVM's result is of shape ({got}), PyTorch's of {tuple(fake.shape)}"
+            )
     return in_dtype(builder, result, wanted)
 
 

@@ -68,7 +68,13 @@ def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def interpolation_matrix(
-    before: int, after: int, factor: float | None, *, cubic: bool, align_corners: bool, antialias: bool
+    before: int,
+    after: int,
+    factor: float | None,
+    *,
+    cubic: bool,
+    align_corners: bool,
+    antialias: bool,
 ) -> np.ndarray:
     """Return the weights ``[after, before]`` of each input in each output, as ATen defines them.
 
@@ -152,7 +158,10 @@ def _interpolation(*, cubic: bool, antialias: bool) -> Callable[[Any, fx.Node], 
 
 
 def _agrees(
-    before: Sequence[int], after: Sequence[int], factors: Sequence[float | None], align_corners: bool
+    before: Sequence[int],
+    after: Sequence[int],
+    factors: Sequence[float | None],
+    align_corners: bool,
 ) -> bool:
     """Whether the sizes alone give the steps: TVM's resize2d knows no other."""
     if align_corners:

@@ -65,7 +65,8 @@ def make_plan(
         graph, device, config, existing, excluded, offered=offered, compiler=compiler,
         measure=measure, recall=recall,
     )  # fmt: skip
-    return describe(graph, device, target, solution, model)
+    plan = describe(graph, device, target, solution, model)
+    return dataclasses.replace(plan, numerics=config.numerics)
 
 
 def describe(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import FLOAT32_PRODUCTS, STRATEGIES
+from ..config import FLOAT32_PRODUCTS, NUMERICS, STRATEGIES
 from ..errors import PlanError
 from ..graph.dataflow import DTYPE_BYTES
 from ..strategies.base import OPTIONS
@@ -177,6 +177,8 @@ class Plan:
     pipeline : str
         One of ``PIPELINES``: whose kernels the model is compiled to. ``"tvm"``, TVM's default pipeline, where
         tuning measured it faster than any plan; there are no groups then.
+    numerics : str
+        Whether kernels round bfloat16 between their operators, one of ``config.NUMERICS``.
     schema : int
         Version of the JSON form.
     """
@@ -194,6 +196,7 @@ class Plan:
     search: Search = dataclasses.field(default_factory=Search)
     float32_products: str = "float32"
     pipeline: str = "tvm_fusion"
+    numerics: str = "wide"
     schema: int = SCHEMA
 
     @property
@@ -269,6 +272,8 @@ class Plan:
             )
         if self.pipeline not in PIPELINES:
             raise PlanError(f"the plan has the unknown pipeline {self.pipeline!r}; plan again")
+        if self.numerics not in NUMERICS:
+            raise PlanError(f"the plan has the unknown numerics {self.numerics!r}; plan again")
         ids = [group.id for group in self.groups]
         for group in self.groups:
             if not re.fullmatch(r"[A-Za-z_]\w*", group.id) or group.id == "main":

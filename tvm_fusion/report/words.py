@@ -143,9 +143,13 @@ def search_in_words(plan: Plan) -> str:
 
 
 def dtype_in_words(plan: Plan) -> str:
-    """Element type of a model, and what its float32 products are computed in where that is another."""
-    tf32 = plan.float32_products == "tf32"
-    return f"{plan.dtype}, float32 products in TF32" if tf32 else plan.dtype
+    """Element type of a model, and what kernels compute in where that is another."""
+    if plan.float32_products == "tf32":
+        return f"{plan.dtype}, float32 products in TF32"
+    if plan.dtype == "bfloat16":
+        inside = "rounded" if plan.numerics == "strict" else "kept in float32"
+        return f"{plan.dtype}, {inside} between the operators of a kernel"
+    return plan.dtype
 
 
 def accuracy_in_words(plan: Plan) -> list[str]:

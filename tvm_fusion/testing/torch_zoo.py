@@ -307,7 +307,10 @@ ZOO: dict[str, ZooModel] = {
     for model in (
         *(_vision(n, family, size) for family, names, size in _CLASSIFIERS for n in names),
         *(_vision(name, "segmentation", 64) for name in _SEGMENTATION),
-        *(_vision(name, "detection", 300 if name == "ssd300_vgg16" else 128) for name in _DETECTION),
+        *(
+            _vision(name, "detection", 300 if name == "ssd300_vgg16" else 128)
+            for name in _DETECTION
+        ),
         *_TIMM,
         *_TRANSFORMERS,
     )

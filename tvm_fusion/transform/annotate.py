@@ -18,12 +18,17 @@ from .rename import LiftConstants
 #: Attribute of the calling function that holds the original positions of its bindings.
 ORDER = "tvm_fusion.order"
 
+#: Attribute of groups, and of their PrimFuncs, whose roundings are kept.
+NUMERICS = "tvm_fusion.numerics"
+
 
 def annotate(
     mod: tvm.IRModule,
     found: RelaxGraph,
     groups: Mapping[str, Proposal],
     func_name: str = "main",
+    *,
+    numerics: str = "wide",
 ) -> tvm.IRModule:
     """Turn sets of operators into group functions.
 
@@ -37,6 +42,8 @@ def annotate(
         Disjoint, jointly acyclic groups by the name of their function.
     func_name : str
         The function to annotate.
+    numerics : str
+        One of ``config.NUMERICS``; groups say so where it is ``"strict"``.
 
     Returns
     -------
@@ -65,6 +72,8 @@ def annotate(
         gv, group, replaced = _extract(
             name, inside, _results(bindings, unit, func.body.body), groups[name]
         )
+        if numerics != "wide":
+            group = group.with_attr(NUMERICS, numerics)
         functions[gv] = group
         out.extend(replaced)
     attrs = {**(dict(func.attrs.items()) if func.attrs else {}), ORDER: order}

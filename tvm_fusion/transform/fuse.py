@@ -111,7 +111,8 @@ def apply_plan(mod: tvm.IRModule, plan: Plan) -> tvm.IRModule:
     flat, _ = strip(mod)
     found = from_relax(flat)
     proposals = proposals_of(plan, found.graph)
-    return annotate(flat, found, {g.id: p for g, p in zip(plan.groups, proposals, strict=True)})
+    groups = {g.id: p for g, p in zip(plan.groups, proposals, strict=True)}
+    return annotate(flat, found, groups, numerics=plan.numerics)
 
 
 def _as_proposal(found: RelaxGraph, group: ExistingGroup) -> Proposal:

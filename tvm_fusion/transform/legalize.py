@@ -190,11 +190,12 @@ def _is_one(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
-def with_fields(attrs: ir.Attrs, **changes: Any) -> ir.Attrs:
-    """Return an operator's attributes with some replaced; they are immutable, so all are rebuilt field by field."""
-    info = type(attrs).__tvm_ffi_type_info__
-    fields = {field.name: getattr(attrs, field.name) for field in info.fields}
-    return ir.make_node(info.type_key, **{**fields, **changes})
+def with_fields(node: Any, **changes: Any) -> Any:
+    """Return attributes, or another node, with some fields replaced; they are immutable, so all are rebuilt."""
+    infos = [cls.__dict__.get("__tvm_ffi_type_info__") for cls in type(node).__mro__]
+    names = [field.name for info in infos if info is not None for field in info.fields]
+    fields = {name: getattr(node, name) for name in names}
+    return ir.make_node(type(node).__tvm_ffi_type_info__.type_key, **{**fields, **changes})
 
 
 def _with_result_type(call: ir.Call, dtype: str) -> ir.Call:

@@ -19,7 +19,8 @@ from ..compat import (
 )
 from ..errors import LoweringError
 from ..schedules.base import CONSTANTS
-from .annotate import ORDER
+from .annotate import NUMERICS, ORDER
+from .keep_roundings import keep_roundings
 from .legalize import legalize
 from .rewrite_groups import rewrite_group
 from .strip_fusion import is_group
@@ -102,7 +103,10 @@ def _fuse_keeping_attrs(mod: tvm.IRModule) -> tvm.IRModule:
     out = relax.transform.FuseTIR()(mod)
     for gv, func in list(out.functions.items()):
         if isinstance(func, tirx.PrimFunc) and gv.name_hint in kept:
-            out.update_func(gv, func.with_attrs(kept[gv.name_hint]))
+            attrs = kept[gv.name_hint]
+            if attrs.get(NUMERICS) == "strict":
+                func = keep_roundings(func)
+            out.update_func(gv, func.with_attrs(attrs))
     return relax.transform.DeadCodeElimination()(out)
 
 

@@ -6,8 +6,16 @@ from typing import Any
 
 from ..compat import Constant, PyExprMutator, ir, mutator, relax
 
-#: Operators whose legalisation takes a scalar constant as a tensor, not as an immediate.
-_SCALARS_AS_TENSORS = ("relax.where",)
+#: Operators whose legalisation makes scalar constants immediates; all others take them as tensors.
+_SCALARS_AS_IMMEDIATES = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add", "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "dequantize", "divide", "equal", "floor_divide",
+        "floor_mod", "full", "full_like", "greater", "greater_equal", "left_shift", "less", "less_equal",
+        "log_add_exp", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply",
+        "not_equal", "power", "quantize", "right_shift", "subtract",
+    )
+)  # fmt: skip
 
 
 @mutator
@@ -42,8 +50,8 @@ class LiftConstants(PyExprMutator):
     names : dict
         Replacement by variable.
 
-    Scalars become immediates in binary operators; elsewhere (``where``) TVM keeps them as tensors,
-    so they are lifted too.
+    Scalars become immediates in binary operators; elsewhere (``where``, ``take``) TVM keeps them as
+    tensors, so they are lifted too.
 
     Attributes
     ----------
@@ -67,9 +75,7 @@ class LiftConstants(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         """Replace the operands of one call."""
-        self._keep_scalars = not (
-            isinstance(call.op, ir.Op) and call.op.name in _SCALARS_AS_TENSORS
-        )
+        self._keep_scalars = isinstance(call.op, ir.Op) and call.op.name in _SCALARS_AS_IMMEDIATES
         return super().visit_call_(call)
 
     def visit_generic_const_(self, op: Constant) -> Any:
