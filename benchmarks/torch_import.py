@@ -48,7 +48,7 @@ def measure(model: ZooModel, stop_after: str) -> dict[str, Any]:
         )
     except FusionError as error:
         return {"status": "refused", "detail": str(error).splitlines()[0], **row}
-    except Exception as error:  # a table shows what happens, the worst included
+    except Exception as error:  # noqa: BLE001  a table shows what happens, the worst included
         return {"status": "crashed", "detail": f"{type(error).__name__}: {error}"[:500], **row}
     row["error"] = difference(got, wanted)
     return {"status": "right" if row["error"] <= 1e-3 else "wrong", **row}

@@ -67,6 +67,10 @@ ARITHMETIC = [
     lambda x, y, n: torch.clamp(x, y, 1.5 * y.abs()),
     lambda x, y, n: torch.clamp(n, -0.5, 1.5),
     lambda x, y, n: torch.clamp(x, 0.5, -0.5),
+    lambda x, y, n: torch.isnan(torch.sqrt(x)) & (x != x) | torch.isfinite(1 / n),
+    lambda x, y, n: (x > 0) * (y > 0),
+    lambda x, y, n: (x > 0) + (y > 0),
+    lambda x, y, n: torch.logaddexp(x, y),
     lambda x, y, n: torch.log1p(x.abs() * 1e-6) * 1e6,
 ]
 
@@ -111,6 +115,20 @@ RESIZES = [
 ]
 
 
+POOLS = [
+    lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=2),
+    lambda x: functional.avg_pool2d(x, (2, 3), ceil_mode=True, divisor_override=-5),
+    lambda x: functional.avg_pool2d(x[0], 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    lambda x: functional.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
+]
+
+
+def test_pooling(agrees):
+    agrees(POOLS, image(1, 2, 7, 9))
+
+
 def test_resizes(agrees):
     """TVM's own converters take nearest neighbours by rounding, recompute scale factors and ignore antialiasing."""
     agrees(RESIZES, image(1, 2, 7, 9), rtol=1e-4, atol=1e-5)
@@ -122,6 +140,10 @@ VIEWS = [
     lambda x: x.unfold(1, 3, 2),
     lambda x: x.unfold(0, 2, 1),
     lambda x: torch.roll(x, (1, -2), (0, 1)),
+    lambda x: x[:, -1] + x[0, 0],
+    lambda x: x[torch.tensor([-1, 0])],
+    lambda x: x[torch.tensor([-1, 0]), torch.tensor([-2, 1])],
+    lambda x: x[:, torch.tensor([[-1, 0], [2, -3]])],
     lambda x: torch.cat([torch.empty(0), x, torch.empty(4, 0)], 1),
     lambda x: torch.cat([x, x.to(torch.int32)]),
     lambda x: x.sum().cumsum(0) + x.cumsum(-1),

@@ -1,8 +1,10 @@
-"""The arguments of an ATen node by their schema's names, and the types that PyTorch computes in."""
+"""What converters of ATen nodes share: arguments by their schema's names, and the types that PyTorch computes in."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -99,3 +101,26 @@ def axes_of(dim: Any, ndim: int) -> list[int]:
     return [axis % max(ndim, 1) for axis in ([dim] if isinstance(dim, int) else dim)][
         : max(ndim, 0)
     ]
+
+
+class Importer(Protocol):
+    """What converters need of the importer."""
+
+    block_builder: BlockBuilder
+    env: dict[fx.Node, Any]
+    #: TVM's own converters.
+    stock: dict[str, Callable[[fx.Node], Any]]
+
+
+Converter = Callable[[Importer, fx.Node], Any]
+
+
+@contextlib.contextmanager
+def seen_as(importer: Importer, values: Mapping[fx.Node, Any]) -> Iterator[None]:
+    """Let TVM's own converters see other operands than the nodes' values."""
+    kept = {node: importer.env[node] for node in values}
+    importer.env.update(values)
+    try:
+        yield
+    finally:
+        importer.env.update(kept)

@@ -9,32 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
 
-from ..compat import BlockBuilder, ir, relax
+from ..compat import ir, relax
 from .torch_arguments import (
     Arguments,
+    Converter,
+    Importer,
     axes_of,
     dtype_name,
     in_dtype,
     result_dtype,
-    static_dims,
+    seen_as,
 )
+from .torch_pooling import POOLS
 from .torch_resize import RESIZES
+from .torch_views import VIEWS
 
-
-class Importer(Protocol):
-    """What converters need of the importer."""
-
-    block_builder: BlockBuilder
-    env: dict[fx.Node, Any]
-
-
-Converter = Callable[[Importer, fx.Node], Any]
 Operator = Callable[[ir.Expr, ir.Expr], ir.Expr]
 
 
@@ -57,7 +52,9 @@ def _arithmetic(operator: Operator) -> Converter:
         alpha = arguments["alpha"] if "alpha" in arguments else 1
         if alpha != 1:
             right = emit(relax.op.multiply(right, in_dtype(importer.block_builder, alpha, dtype)))
-        return emit(operator(left, right))
+        # LLVM has no sums and products of truth values.
+        truth = _OF_TRUTH.get(operator) if dtype == "bool" else None
+        return emit((truth or operator)(left, right))
 
     return convert
 
@@ -74,7 +71,16 @@ def _reversed_subtract(importer: Importer, node: fx.Node) -> ir.Expr:
 
 def _comparison(operator: Operator) -> Converter:
     def convert(importer: Importer, node: fx.Node) -> ir.Expr:
-        return importer.block_builder.emit(operator(*_operands(importer, node)))
+        emit = importer.block_builder.emit
+        left, right = _operands(importer, node)
+        if left.same_as(right) and "float" in str(left.ty.dtype):
+            # A test for NaN; of the comparison TVM's simplifier would make a constant.
+            nan = emit(relax.op.isnan(left))
+            if operator is relax.op.not_equal:
+                return nan
+            if operator in (relax.op.equal, relax.op.less_equal, relax.op.greater_equal):
+                return emit(relax.op.logical_not(nan))
+        return emit(operator(left, right))
 
     return convert
 
@@ -145,70 +151,16 @@ def _truth(operator: Callable[..., ir.Expr]) -> Converter:
     return convert
 
 
-def _as_strided(importer: Importer, node: fx.Node) -> ir.Expr:
-    """Elements of a contiguous tensor by the offsets that sizes and strides name."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    fake = arguments.fake("self")
-    if not fake.is_contiguous() or fake.storage_offset() != 0:
-        raise NotImplementedError("as_strided of a tensor that is a view itself")
-    size, stride = arguments["size"], arguments["stride"]
-    static_dims(fake)
-    offsets = np.full(size, arguments["storage_offset"] or 0, "int64")
-    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
-        along = [1] * len(size)
-        along[axis] = extent
-        offsets = offsets + (np.arange(extent) * step).reshape(along)
-    flat = builder.emit(relax.op.reshape(arguments["self"], [fake.numel()]))
-    if offsets.size == fake.numel() and (offsets.ravel() == np.arange(fake.numel())).all():
-        return builder.emit(relax.op.reshape(flat, size))
-    taken = builder.emit(relax.op.take(flat, relax.const(offsets.ravel()), axis=0))
-    return builder.emit(relax.op.reshape(taken, size))
+def _of_floats(name: str) -> Converter:
+    """TVM's converter of a function whose result is a float, of integers too."""
 
+    def convert(importer: Importer, node: fx.Node) -> Any:
+        user, dtype = node.args[0], result_dtype(node)
+        value = in_dtype(importer.block_builder, importer.env[user], dtype)
+        with seen_as(importer, {user: value}):
+            return importer.stock[name](node)
 
-def _select(importer: Importer, node: fx.Node) -> ir.Expr:
-    """One element along an axis; counted from the end where the index is negative, which ``take`` does not do."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    axis, index = arguments["dim"], arguments["index"]
-    if not isinstance(index, int):
-        raise NotImplementedError("its index is computed; give the model static shapes")
-    if index < 0:
-        index += static_dims(arguments.fake("self"))[axis]
-    return builder.emit(relax.op.take(arguments["self"], relax.const(index, "int64"), axis=axis))
-
-
-def _index(importer: Any, node: fx.Node) -> ir.Expr:
-    """``x[i, :, j]`` by TVM's converter, of indices that count from the start."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    fakes = arguments.fake("indices")
-    sizes = arguments.fake("self").shape
-    if any(fake is not None and fake.dtype is torch.bool for fake in fakes):
-        raise NotImplementedError("an index by truth values has as many results as are true")
-    for axis, (user, fake) in enumerate(zip(node.args[1], fakes, strict=True)):
-        if fake is None:
-            continue
-        size, index = sizes[axis], importer.env[user]
-        if not isinstance(size, int):
-            raise NotImplementedError("it needs fixed sizes; give them with shape (--shape)")
-        index = in_dtype(builder, index, "int64")
-        negative = builder.emit(relax.op.less(index, relax.const(0, "int64")))
-        counted = builder.emit(relax.op.add(index, relax.const(size, "int64")))
-        importer.env[user] = builder.emit(relax.op.where(negative, counted, index))
-    return importer.stock["index.Tensor"](node)
-
-
-def _unfold(importer: Importer, node: fx.Node) -> ir.Expr:
-    """Windows of ``size`` elements, ``step`` apart, along an axis; the elements of a window become the last axis."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    sizes = static_dims(arguments.fake("self"))
-    axis, size, step = arguments["dimension"], arguments["size"], arguments["step"]
-    if not sizes:
-        return builder.emit(relax.op.reshape(arguments["self"], [size]))
-    axis %= len(sizes)
-    starts = np.arange(0, sizes[axis] - size + 1, step)
-    places = relax.const(starts[:, None] + np.arange(size)[None, :])
-    windows = builder.emit(relax.op.take(arguments["self"], places, axis=axis))
-    order = [*range(axis + 1), *range(axis + 2, len(sizes) + 1), axis + 1]
-    return builder.emit(relax.op.permute_dims(windows, order))
+    return convert
 
 
 def _linear_combination(product: str) -> Converter:
@@ -231,22 +183,6 @@ def _linear_combination(product: str) -> Converter:
         return emit(relax.op.add(base, value))
 
     return convert
-
-
-def _concatenate(importer: Importer, node: fx.Node) -> ir.Expr:
-    """``cat`` in the promoted type; empty parts, which ATen lets have any rank (an empty cache), are left out."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    dtype = result_dtype(node)
-    parts = [
-        in_dtype(builder, part, dtype)
-        for part, fake in zip(arguments["tensors"], arguments.fake("tensors"), strict=True)
-        if 0 not in fake.shape
-    ]
-    if not parts:
-        return builder.emit(relax.op.zeros(static_dims(node.meta["val"]), dtype))
-    if len(parts) == 1:
-        return parts[0]
-    return builder.emit(relax.op.concat(parts, axis=arguments["dim"]))
 
 
 def _scan(operator: Callable[..., ir.Expr]) -> Converter:
@@ -321,11 +257,21 @@ def _refusal(reason: str) -> Converter:
     return convert
 
 
+#: Functions of real numbers that TVM's own converters compute right in the type of the result.
+_REAL = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "log", "log10", "log2",
+    "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
+
 _RANDOM = "it draws random numbers, which a compiled model would repeat on every call"
 _TRAINING = "it belongs to training: export the module in evaluation mode, module.eval()"
 
 _ARITHMETIC: dict[str, Operator] = {
     "add": relax.op.add, "sub": relax.op.subtract, "mul": relax.op.multiply, "div": relax.op.divide,
+}  # fmt: skip
+_OF_TRUTH: dict[Operator, Operator] = {
+    relax.op.add: relax.op.logical_or, relax.op.multiply: relax.op.logical_and,
+    relax.op.maximum: relax.op.logical_or, relax.op.minimum: relax.op.logical_and,
 }  # fmt: skip
 _COMPARISONS: dict[str, Operator] = {
     "eq": relax.op.equal, "ne": relax.op.not_equal, "lt": relax.op.less, "le": relax.op.less_equal,
@@ -352,12 +298,9 @@ CONVERTERS: dict[str, Converter] = {
     "amin.default": _extremum(relax.op.min),
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
-    "select.int": _select,
-    "cat.default": _concatenate,
+    **{f"{name}.default": _of_floats(f"{name}.default") for name in _REAL},
     "cumsum.default": _scan(relax.op.cumsum),
     "cumprod.default": _scan(relax.op.cumprod),
-    "as_strided.default": _as_strided,
-    "unfold.default": _unfold,
     "addmv.default": _linear_combination("addmv"),
     "addbmm.default": _linear_combination("addbmm"),
     "addmm.default": _linear_combination("addmm"),
@@ -372,6 +315,8 @@ CONVERTERS: dict[str, Converter] = {
     **{name: _refusal(_TRAINING) for name in (
         "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default",
     )},
+    **VIEWS,
+    **POOLS,
     **RESIZES,
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ class _NamedImporter(ExportedProgramImporter):
         super().__init__()
         self.names = NodeNames()
         self.where = "the program"
+        self.stock = dict(self.convert_map)
         self.convert_map.update(bound_converters(self))
         self.convert_map = {
             name: self._marking(convert) for name, convert in self.convert_map.items()

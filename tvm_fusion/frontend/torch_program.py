@@ -185,7 +185,7 @@ def _check_limits(program: torch.export.ExportedProgram, values: Mapping[Any, in
 
 
 def refuse_unused_results(graph: fx.Graph) -> None:
-    """Raise UnsupportedOperatorError where a program reads the indices of a maximum pooling, which TVM does not compute."""
+    """Raise UnsupportedOperatorError where a program reads a maximum pooling's indices, which TVM does not compute."""
     for node in graph.nodes:
         if node.op != "call_function" or not getattr(node.target, "__name__", "").startswith(
             "max_pool"

@@ -104,7 +104,7 @@ def _image(size: int, batch: int = 1) -> tuple[torch.Tensor]:
 
 
 def _without_downloads() -> None:
-    """Let torchvision be imported beside a PyTorch that its own binary does not fit: declare the operators it checks."""
+    """Let torchvision be imported where its binary does not fit PyTorch's: declare the operators that it checks."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError:

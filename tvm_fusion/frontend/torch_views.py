@@ -1,0 +1,117 @@
+"""Converters of ATen operators that choose, move or join elements, where TVM 0.27's differ.
+
+TVM takes an index from the end for one from the start, and reads outside of the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from ..compat import ir, relax
+from .torch_arguments import (
+    Arguments,
+    Converter,
+    Importer,
+    in_dtype,
+    result_dtype,
+    seen_as,
+    static_dims,
+)
+
+
+def _as_strided(importer: Importer, node: fx.Node) -> ir.Expr:
+    """Elements of a contiguous tensor by the offsets that sizes and strides name."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    fake = arguments.fake("self")
+    if not fake.is_contiguous() or fake.storage_offset() != 0:
+        raise NotImplementedError("as_strided of a tensor that is a view itself")
+    size, stride = arguments["size"], arguments["stride"]
+    static_dims(fake)
+    offsets = np.full(size, arguments["storage_offset"] or 0, "int64")
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        along = [1] * len(size)
+        along[axis] = extent
+        offsets = offsets + (np.arange(extent) * step).reshape(along)
+    flat = builder.emit(relax.op.reshape(arguments["self"], [fake.numel()]))
+    if offsets.size == fake.numel() and (offsets.ravel() == np.arange(fake.numel())).all():
+        return builder.emit(relax.op.reshape(flat, size))
+    taken = builder.emit(relax.op.take(flat, relax.const(offsets.ravel()), axis=0))
+    return builder.emit(relax.op.reshape(taken, size))
+
+
+def _unfold(importer: Importer, node: fx.Node) -> ir.Expr:
+    """Windows of ``size`` elements, ``step`` apart, along an axis; the elements of a window become the last axis."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    sizes = static_dims(arguments.fake("self"))
+    axis, size, step = arguments["dimension"], arguments["size"], arguments["step"]
+    if not sizes:
+        return builder.emit(relax.op.reshape(arguments["self"], [size]))
+    axis %= len(sizes)
+    starts = np.arange(0, sizes[axis] - size + 1, step)
+    places = relax.const(starts[:, None] + np.arange(size)[None, :])
+    windows = builder.emit(relax.op.take(arguments["self"], places, axis=axis))
+    order = [*range(axis + 1), *range(axis + 2, len(sizes) + 1), axis + 1]
+    return builder.emit(relax.op.permute_dims(windows, order))
+
+
+def _select(importer: Importer, node: fx.Node) -> ir.Expr:
+    """One element along an axis; counted from the end where the index is negative, which ``take`` does not do."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    axis, index = arguments["dim"], arguments["index"]
+    if not isinstance(index, int):
+        raise NotImplementedError("its index is computed; give the model static shapes")
+    if index < 0:
+        index += static_dims(arguments.fake("self"))[axis]
+    return builder.emit(relax.op.take(arguments["self"], relax.const(index, "int64"), axis=axis))
+
+
+def _index(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``x[i, :, j]`` by TVM's converter, of indices that count from the start."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    fakes = arguments.fake("indices")
+    sizes = arguments.fake("self").shape
+    if any(fake is not None and fake.dtype is torch.bool for fake in fakes):
+        raise NotImplementedError("an index by truth values has as many results as are true")
+    counted: dict[fx.Node, Any] = {}
+    for axis, (user, fake) in enumerate(zip(node.args[1], fakes, strict=True)):
+        if fake is None:
+            continue
+        size, index = sizes[axis], importer.env[user]
+        if not isinstance(size, int):
+            raise NotImplementedError("it needs fixed sizes; give them with shape (--shape)")
+        index = in_dtype(builder, index, "int64")
+        negative = builder.emit(relax.op.less(index, relax.const(0, "int64")))
+        from_end = builder.emit(relax.op.add(index, relax.const(size, "int64")))
+        counted[user] = builder.emit(relax.op.where(negative, from_end, index))
+    with seen_as(importer, counted):
+        return importer.stock["index.Tensor"](node)
+
+
+def _concatenate(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``cat`` in the promoted type; empty parts, which ATen lets have any rank (an empty cache), are left out."""
+    builder, arguments = importer.block_builder, Arguments(importer.env, node)
+    dtype = result_dtype(node)
+    parts = [
+        in_dtype(builder, part, dtype)
+        for part, fake in zip(arguments["tensors"], arguments.fake("tensors"), strict=True)
+        if 0 not in fake.shape
+    ]
+    if not parts:
+        return builder.emit(relax.op.zeros(static_dims(node.meta["val"]), dtype))
+    if len(parts) == 1:
+        return parts[0]
+    return builder.emit(relax.op.concat(parts, axis=arguments["dim"]))
+
+
+#: Converters by the name of the ATen overload.
+VIEWS: dict[str, Converter] = {
+    "as_strided.default": _as_strided,
+    "cat.default": _concatenate,
+    "index.Tensor": _index,
+    "select.int": _select,
+    "unfold.default": _unfold,
+}
