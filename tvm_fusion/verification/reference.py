@@ -15,7 +15,7 @@ from ..build.inputs import numpy_dtype
 from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm, with_functions
 from ..frontend.canonical.convert_dtype import ConvertDtype
-from ..transform.legalize import legalize
+from ..transform.legalize import NARROW_TYPES, legalize
 from ..transform.rename import Substitute
 from .batch import join_modules
 from .plain_norms import WriteOutNorms
@@ -76,6 +76,8 @@ class Reference:
 def lower_reference(mod: tvm.IRModule, dtype: str) -> tuple[tvm.IRModule, str]:
     """Lower a module unfused in the wider type; in its own where TVM has no wider form of an operator.
 
+    Narrow types then still add in float32: what TVM computes of them itself is no reference.
+
     Returns
     -------
     mod : tvm.IRModule
@@ -91,6 +93,8 @@ def lower_reference(mod: tvm.IRModule, dtype: str) -> tuple[tvm.IRModule, str]:
         widen = [ConvertDtype(wide), WriteOutNorms(), *passes]
         return tvm.transform.Sequential(widen)(mod), wide
     except BUILD_ERRORS:  # quantisation, for one, is defined on float32 alone
+        if dtype in NARROW_TYPES:
+            return _ParallelLoops()(legalize(mod)), dtype
         return tvm.transform.Sequential(passes)(mod), dtype
 
 

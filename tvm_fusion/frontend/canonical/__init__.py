@@ -22,6 +22,7 @@ from .replace_reshapes import ReplaceReshapes
 from .rewrite import bindings_of, sharing_scans
 from .simplify_bias import SimplifyBias
 from .unstack_reductions import UnstackReductions
+from .widen_sums import WidenSums
 
 __all__ = [
     "CANONICAL_PASSES",
@@ -40,6 +41,7 @@ __all__ = [
     "ReplaceReshapes",
     "SimplifyBias",
     "UnstackReductions",
+    "WidenSums",
     "canonicalize",
 ]
 
@@ -105,6 +107,9 @@ def canonicalize(
     if dtype is not None:
         # After all folding, which so happens in the model's own precision.
         passes += [ConvertDtype(dtype), RemoveNoOps()]
+    if makers:
+        # After the conversion, which takes casts away.
+        passes.append(WidenSums())
     if dtype in ("float16", "bfloat16") or channels_last:
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]
