@@ -21,8 +21,8 @@ class WidenSums:
 
     Legalisation accumulates every sum in float32, but a square of a float16 value over 255 is
     infinite before it is added, and so may the mean be, whose root is not. Running sums have
-    library kernels, and scattering kernels add in memory, in the type that they are given. Sums of anything else are left
-    alone, and so are products that something else reads, too.
+    library kernels, and scattering kernels add in memory, in the type that they are given. Sums of
+    anything else are left alone, and so are products that something else reads, too.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
