@@ -76,7 +76,7 @@ def test_one_case_of_each_operator(operator, worker):
 
 @same_suite
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "names"), parts())
+@pytest.mark.parametrize(("operator", "names"), list(parts()))
 def test_all_cases(operator, names, worker):
     check(operator, names, worker)
 
