@@ -81,6 +81,43 @@ def test_dynamic_dimensions():
         frontend.load(program, shape={"x": (8, 4)})
 
 
+class Doubled(torch.nn.Module):
+    """Computes with its sizes: the second input is one longer than the first."""
+
+    def forward(self, x, y):
+        return torch.cat([x.flatten(), y.flatten()]).view(-1, 3).sum(0) / x.shape[0]
+
+
+def test_computed_sizes(run_module):
+    batch = torch.export.Dim("batch", min=2, max=16)
+    program = export(
+        Doubled(), torch.randn(4, 3), torch.randn(5, 3), dynamic_shapes=({0: batch}, {0: batch + 1})
+    )
+    mod = frontend.load(program, shape={"x": (6, 3)})
+    assert [[int(n) for n in p.ty.shape.values] for p in mod["main"].params] == [[6, 3], [7, 3]]
+    x, y = torch.randn(6, 3), torch.randn(7, 3)
+    (got,) = run_module(mod, x.numpy(), y.numpy())
+    np.testing.assert_allclose(got, Doubled()(x, y).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"x": (40, 3)}, "exported for sizes from 2 to 16, not 40"),
+        ({"x": (6, 3), "y": (9, 3)}, "dimension .* of input 'y' cannot be 9"),
+        ({"x": (6, 4)}, "input 'x' has a static shape that"),
+        ({"x": (6, 3, 1)}, "input 'x' does not have 3 dimensions"),
+    ],
+)
+def test_sizes_that_do_not_fit(shape, message):
+    batch = torch.export.Dim("batch", min=2, max=16)
+    program = export(
+        Doubled(), torch.randn(4, 3), torch.randn(5, 3), dynamic_shapes=({0: batch}, {0: batch + 1})
+    )
+    with pytest.raises(ValueError, match=message):
+        frontend.load(program, shape=shape)
+
+
 def test_missing_operators_are_named():
     class Fft(torch.nn.Module):
         def forward(self, x):

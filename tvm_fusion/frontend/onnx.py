@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..compat import tvm
 from ..errors import FusionError, InvalidModelError
-from . import child, onnx_graph, onnx_native, onnx_refusals, onnx_rewrites
+from . import child, onnx_graph, onnx_native, onnx_refusals, onnx_rewrites, onnx_shapes
 from .canonical import canonicalize
 from .canonical.constants import MAX_FOLDED_BYTES
 from .onnx_editor import Editor
@@ -115,7 +115,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
     local = {function.name for function in skeleton.functions}
     onnx_graph.refuse_unknown_operators(skeleton.graph, opset, local=local)
-    skeleton = onnx_native.check_and_infer(skeleton)
+    skeleton = onnx_shapes.fold_shapes(onnx_native.check_and_infer(skeleton))
     if _needs_simplifier(skeleton.graph, weights):
         skeleton = _simplify(skeleton)
     graph = skeleton.graph
@@ -137,7 +137,11 @@ def _simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     except child.ChildFailure as error:
         _LOGGER.warning("the ONNX simplifier was left out: %s", error)
         return model
-    return onnx_native.check_and_infer(simplified)
+    try:
+        return onnx_native.check_and_infer(simplified)
+    except InvalidModelError as error:  # the model was valid before
+        _LOGGER.warning("the ONNX simplifier was left out, its result is wrong: %s", error)
+        return model
 
 
 def _constant_values(

@@ -133,6 +133,7 @@ def fix_dimensions(
         an input has an unknown rank and no shape given.
     """
     inputs = model_inputs(graph, weights)
+    _forget_placeholders(inputs)
     listing = "; the model's inputs are " + ", ".join(f"{v.name}={describe(v)}" for v in inputs)
     shape = dict(shape or {})
     for name in shape:
@@ -160,6 +161,14 @@ def fix_dimensions(
     for value in graph.output:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if dim.dim_param or dim.dim_value <= 0:
+                dim.Clear()
+
+
+def _forget_placeholders(inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Take away names of dimensions that are none ("?"): they stand for any size, not for the same one each time."""
+    for value in inputs:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and not any(c.isalnum() for c in dim.dim_param):
                 dim.Clear()
 
 
