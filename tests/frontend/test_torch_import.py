@@ -104,7 +104,7 @@ def test_computed_sizes(run_module):
     ("shape", "message"),
     [
         ({"x": (40, 3)}, "exported for sizes from 2 to 16, not 40"),
-        ({"x": (6, 3), "y": (9, 3)}, "dimension .* of input 'y' cannot be 9"),
+        ({"x": (6, 3), "y": (9, 3)}, r"dimension .* of input 'y' cannot be 9"),
         ({"x": (6, 4)}, "input 'x' has a static shape that"),
         ({"x": (6, 3, 1)}, "input 'x' does not have 3 dimensions"),
     ],
