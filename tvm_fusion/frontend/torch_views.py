@@ -5,7 +5,7 @@ TVM takes an index from the end for one from the start, and reads outside of the
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from .torch_arguments import (
     Importer,
     in_dtype,
     result_dtype,
-    seen_as,
     static_dims,
 )
 
@@ -70,25 +69,36 @@ def _select(importer: Importer, node: fx.Node) -> ir.Expr:
 
 
 def _index(importer: Importer, node: fx.Node) -> ir.Expr:
-    """``x[i, :, j]`` by TVM's converter, of indices that count from the start."""
+    """``x[i, :, j]``: one ``take`` along the indexed axes made one, by places counted from the start.
+
+    As in NumPy, the places' axes stand where the indexed axes were if those are neighbours, and else in front.
+    """
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    fakes = arguments.fake("indices")
-    sizes = arguments.fake("self").shape
-    if any(fake is not None and fake.dtype is torch.bool for fake in fakes):
+    emit, value = builder.emit, arguments["self"]
+    sizes, indices = static_dims(arguments.fake("self")), arguments["indices"]
+    if any(fake is not None and fake.dtype is torch.bool for fake in arguments.fake("indices")):
         raise NotImplementedError("an index by truth values has as many results as are true")
-    counted: dict[fx.Node, Any] = {}
-    for axis, (user, fake) in enumerate(zip(node.args[1], fakes, strict=True)):
-        if fake is None:
-            continue
-        size, index = sizes[axis], importer.env[user]
-        if not isinstance(size, int):
-            raise NotImplementedError("it needs fixed sizes; give them with shape (--shape)")
-        index = in_dtype(builder, index, "int64")
-        negative = builder.emit(relax.op.less(index, relax.const(0, "int64")))
-        from_end = builder.emit(relax.op.add(index, relax.const(size, "int64")))
-        counted[user] = builder.emit(relax.op.where(negative, from_end, index))
-    with seen_as(importer, counted):
-        return importer.stock["index.Tensor"](node)
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]
+    first = indexed[0]
+    if indexed != list(range(first, first + len(indexed))):
+        others = [axis for axis in range(len(sizes)) if axis not in indexed]
+        value = emit(relax.op.permute_dims(value, [*indexed, *others]))
+        sizes = [sizes[axis] for axis in (*indexed, *others)]
+        indices, first = [indices[axis] for axis in indexed], 0
+    places = None
+    for axis in range(first, first + len(indexed)):
+        size = relax.const(sizes[axis], "int64")
+        index = in_dtype(builder, indices[axis], "int64")
+        negative = emit(relax.op.less(index, relax.const(0, "int64")))
+        index = emit(relax.op.where(negative, emit(relax.op.add(index, size)), index))
+        if places is not None:
+            index = emit(relax.op.add(emit(relax.op.multiply(places, size)), index))
+        places = index
+    if len(indexed) > 1:
+        last = first + len(indexed)
+        merged = math.prod(sizes[first:last])
+        value = emit(relax.op.reshape(value, [*sizes[:first], merged, *sizes[last:]]))
+    return emit(relax.op.take(value, places, axis=first))
 
 
 def _concatenate(importer: Importer, node: fx.Node) -> ir.Expr:
