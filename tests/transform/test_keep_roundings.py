@@ -7,14 +7,16 @@ import pytest
 import tvm_fusion as tf
 from tvm_fusion.compat import relax, tvm
 from tvm_fusion.config import FusionConfig
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.emulated_plan import EmulatedPlan
 
 op = relax.op
 
 
 def module(dtype, *steps):
-    """Return a module that applies steps to ``x[64]`` one after another."""
+    """Return a module that applies steps to ``x[4, 4, 4]`` one after another."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((64,), dtype))
+    x = relax.Var("x", relax.TensorType((4, 4, 4), dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             value = x
@@ -34,7 +36,7 @@ def chain(dtype):
 def values(dtype):
     x = np.random.default_rng(0).standard_normal(64).astype("float32")
     x[:4] = [np.nan, np.inf, 2**-8, 3 * 2**-9]
-    return x.astype(dtype)
+    return x.reshape(4, 4, 4).astype(dtype)
 
 
 def fused(mod, numerics):
@@ -95,3 +97,23 @@ def test_only_strict_groups_say_so():
 def test_unknown_numerics():
     with pytest.raises(ValueError, match="unknown numerics 'exact'; choose from wide, strict"):
         FusionConfig(numerics="exact")
+
+
+@pytest.mark.nvcc
+def test_cuda_code_rounds(arch="sm_75"):
+    """nvcc takes it, and run on the CPU it gives what one kernel per operator gives."""
+    x = values(ml_dtypes.bfloat16)
+    hundred = ml_dtypes.bfloat16(100)
+    mod = tf.frontend.from_relax(chain("bfloat16"))
+    config = FusionConfig(numerics="strict")
+    tf.compile(mod, f"cuda:{arch}", config=config, verify=False, strict=True)
+    emulated = EmulatedPlan(mod, parse_target(f"cuda:{arch}"), config)
+    (got,) = emulated(x)
+    rounded = np.abs(x + hundred) - hundred
+    np.testing.assert_array_equal(got.astype("float32"), rounded.astype("float32"))
+
+
+def test_archs_with_bfloat16_instructions_are_refused():
+    mod = tf.frontend.from_relax(chain("bfloat16"))
+    with pytest.raises(tf.errors.LoweringError, match="cannot be built for sm_90"):
+        tf.compile(mod, "cuda:sm_90", config=FusionConfig(numerics="strict"), verify=False)
