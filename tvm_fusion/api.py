@@ -23,6 +23,7 @@ from .transform.fuse import canonical_for, plan_module, solve_module, target_of
 from .tuning.session import Session
 from .tuning.tune import TRIALS, Remote, plan_from_records, tune_model
 from .tuning.tuned import lookup_in, tuned_records
+from .tuning.workbench import device_of
 from .verification.report import VerificationReport
 from .verification.verify import Progress, check_groups, refusals_of, verify_module
 
@@ -171,7 +172,7 @@ def compile(
         )
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     records = tuned_records(canonical, resolved, work_dir)
-    with remembering(), deciding_by(lookup_in(records)):
+    with remembering(), deciding_by(lookup_in(records, device_of(resolved, None))):
         if plan is None and work_dir is not None:
             own, *_ = records
             plan = plan_from_records(canonical, resolved, own, config=config, name=name)

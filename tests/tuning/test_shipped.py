@@ -12,9 +12,11 @@ from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target, with_products
 from tvm_fusion.testing.modules import parallel_convs
 from tvm_fusion.testing.trials import trial
-from tvm_fusion.tuning import shipped
+from tvm_fusion.tuning import shipped, tuned
 from tvm_fusion.tuning.shipped import export_trials, shipped_trials
-from tvm_fusion.tuning.tuned import policy_of, tuned_records
+from tvm_fusion.tuning.trials import TrialSet
+from tvm_fusion.tuning.tuned import lookup_in, policy_of, tuned_records
+from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.work_dir import WorkDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -64,6 +66,23 @@ def test_what_is_exported_can_be_shipped(tmp_path: Path, monkeypatch) -> None:
     assert policy_of(module, with_products(exact, "tf32")) == "float32+tf32"
     narrow = canonicalize(parallel_convs(2, channels=4, spatial=5, dtype="float16", layout="NHWC"))
     assert policy_of(narrow, with_products(exact, "tf32")) == "float16"
+
+
+def test_what_is_fastest_on_another_device_is_not_compiled(tmp_path: Path, monkeypatch) -> None:
+    records = WorkDir(tmp_path).open("sm_90", "float16")
+    records.add(
+        trial("a", 1, 3.0, device="here"), trial("a", 2, 1.0, device="elsewhere"),
+        trial("b", 3, 1.0, device="elsewhere"), trial("b", 4, 2.0, device="elsewhere"),
+    )  # fmt: skip
+    monkeypatch.setattr(tuned, "kernel_digest", lambda func: func)
+    shipped_ones = TrialSet([trial("b", 5, 9.0, device="elsewhere")])
+    here = lookup_in([records, shipped_ones], Device("here"))
+    best = records.best("a", "here")
+    assert here("a", None) == (best.template, best.decision)
+    assert here("b", None)[1] == shipped_ones.best("b").decision
+    for device in ("elsewhere", "a build machine"):
+        find = lookup_in([records], Device(device))
+        assert find("a", None)[1] == trial("a", 2, 1.0).decision
 
 
 def test_records_of_another_arch_in_a_file_are_ignored(tmp_path: Path, monkeypatch) -> None:

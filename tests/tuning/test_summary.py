@@ -16,7 +16,9 @@ from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbe
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
-from tvm_fusion.tuning.tune import Device, plan_from_records, recorded_device, tune_model
+from tvm_fusion.tuning.tune import plan_from_records, tune_model
+from tvm_fusion.tuning.tuned import recorded_device
+from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import WorkDir
 

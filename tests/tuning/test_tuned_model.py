@@ -19,6 +19,7 @@ from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.synthetic_blocks import concatenated_sums
 from tvm_fusion.tuning.tune import tune_model
 from tvm_fusion.tuning.tuned import lookup_in, tuned_records
+from tvm_fusion.tuning.workbench import device_of
 
 
 @pytest.mark.slow
@@ -36,7 +37,8 @@ def test_sums_that_are_concatenated_and_pooled(tmp_path):
     for one in sought:  # what ships is the first
         plans.setdefault(tuple(sorted(g.nodes for g in one.groups)), one)
     assert len(plans) > 1
-    with remembering(), deciding_by(lookup_in(tuned_records(module, target, str(tmp_path)))):
+    records = tuned_records(module, target, str(tmp_path))
+    with remembering(), deciding_by(lookup_in(records, device_of(target, None))):
         sides = [compile_model(module, target, plan=p) for p in plans.values()]
     rng = np.random.default_rng(0)
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]

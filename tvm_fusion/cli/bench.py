@@ -34,12 +34,13 @@ def bench(
     from ..schedules.registry import deciding_by
     from ..tuning.tune import plan_from_records
     from ..tuning.tuned import lookup_in, tuned_records
+    from ..tuning.workbench import device_of
 
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
     target, module = resolve(options.load(), target, config, decided)
     records = tuned_records(module, target, work_dir)
-    with remembering(), deciding_by(lookup_in(records)):
+    with remembering(), deciding_by(lookup_in(records, device_of(target, None))):
         if decided is None:
             with stage("planning"):
                 if work_dir is not None:

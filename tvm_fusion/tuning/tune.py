@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,8 @@ from .allocation import TRIALS
 from .describe import alone, describe
 from .session import Session
 from .summary import load_summaries, save_summary
-from .tuned import lookup_in, policy_of
-from .tuner import BATCH, Budget, Device, Tuner
+from .tuned import lookup_in, policy_of, recorded_device
+from .tuner import BATCH, Budget, Tuner
 from .whole import WholeTimes, time_whole
 from .work_dir import Place, Records, WorkDir, record_arch
 from .workbench import Remote, Workbench, check_devices, device_of
@@ -130,7 +129,7 @@ def tune_model(
         tuner.report()
         plan = session.run()
         here = not bench.is_remote
-    found = _finish(session, plan, mod, lookup_in([records]) if here else None)
+    found = _finish(session, plan, mod, lookup_in([records], tuner.device) if here else None)
     _save(session, place, found)
     return found
 
@@ -235,11 +234,3 @@ def _workbench(
     if given.kind != target.kind.name:
         raise ValueError(f"the workbench is for {given.kind}, the target is {target.kind.name}")
     yield given
-
-
-def recorded_device(records: Records, wanted: Device) -> Device:
-    """A device if there are trials of it, else the one of which there are most."""
-    counts = collections.Counter(trial.device for trial in records)
-    if wanted.name in counts or not counts:
-        return wanted
-    return Device(max(sorted(counts), key=counts.__getitem__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Sequence
 
@@ -13,28 +14,44 @@ from ..schedules.registry import Lookup
 from .kernels import kernel_digest
 from .shipped import shipped_trials
 from .trials import Trial, TrialSet
-from .work_dir import WorkDir, dtype_policy, record_arch
+from .tuner import Device
+from .work_dir import Records, WorkDir, dtype_policy, record_arch
 
 
-def lookup_in(records: Sequence[TrialSet]) -> Lookup:
+def lookup_in(records: Sequence[TrialSet], device: Device) -> Lookup:
     """A look-up of the fastest right trial; earlier records go before later ones.
 
     Parameters
     ----------
     records : sequence of TrialSet
-        Trials for the target that will be compiled for.
+        Trials for the target that will be compiled for. Of a work dir's, those of one device count (see
+        `recorded_device`): the fastest of another one may be slow here.
+    device : Device
+        Where the model will run.
     """
     known: dict[str, Trial | None] = {}
+    of_device = [
+        (trials, recorded_device(trials, device).name if isinstance(trials, Records) else None)
+        for trials in records
+    ]
 
     def find(func: tirx.PrimFunc, target: Target) -> tuple[str, Decision] | None:
         digest = kernel_digest(func)
         if digest not in known:
-            found = (trials.best(digest) for trials in records)
+            found = (trials.best(digest, name) for trials, name in of_device)
             known[digest] = next((best for best in found if best is not None), None)
         best = known[digest]
         return (best.template, best.decision) if best is not None else None
 
     return find
+
+
+def recorded_device(records: TrialSet, wanted: Device) -> Device:
+    """A device if there are trials of it, else the one of which there are most."""
+    counts = collections.Counter(trial.device for trial in records)
+    if wanted.name in counts or not counts:
+        return wanted
+    return Device(max(sorted(counts), key=counts.__getitem__))
 
 
 def tuned_records(
