@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import pytest
 from tvm import te
 
-from tvm_fusion.errors import DatabaseError
+from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.targets import parse_target, with_variant
 from tvm_fusion.testing.tuning_fakes import (
     FakeBuilder,
@@ -165,6 +165,22 @@ def test_work_that_was_lost_is_done_again(tmp_path):
     kernel.progress.weight = 1
     found.run(Budget(32))
     assert found.trials == len(found.records.trials(kernel.digest)) == 32
+
+
+def test_a_run_ends_when_nothing_can_be_measured_any_more(tmp_path):
+    """Else it would go through all candidates, which may take hours."""
+    left = iter([True] * 20)
+
+    def time(kernel, template, decision):
+        return time_of(kernel, template, decision) if next(left, False) else RunResult("lost")
+
+    runner = FakeRunner(time)
+    found = tuner(tmp_path, runner)
+    kernel = found.add(product(), ["matmul"])
+    kernel.progress.weight = 1
+    with pytest.raises(TuningError, match=r"no server is left .* 20 trials are on record"):
+        found.run(Budget(1000))
+    assert len(found.records.trials(kernel.digest)) == 20 and len(runner.ran) <= 20 + 3 * 16
 
 
 def test_a_full_disk_stops_nothing(tmp_path, monkeypatch):

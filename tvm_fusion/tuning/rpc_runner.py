@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from .process import Answer, Worker, WorkerPool
 from .rpc_worker import WAITING
 
 _MODULE = "tvm_fusion.tuning.rpc_worker"
+
+#: Seconds between two questions whether there is a server again.
+_ASK_AGAIN = 1.0
 
 #: Seconds in which a tracker answers.
 _CONNECT_SECONDS = 10.0
@@ -61,7 +65,7 @@ class RpcRunner:
         sessions: int | None = None,
     ) -> None:
         self._host, self._port, self._key = host, int(port), key
-        self._timeout_s, self._sessions = timeout_s, sessions
+        self._timeout_s, self._wait_s, self._sessions = timeout_s, wait_s, sessions
         settings = {
             "host": host, "port": self._port, "key": key, "timeout_s": timeout_s, "wait_s": wait_s,
         }  # fmt: skip
@@ -124,7 +128,7 @@ class RpcRunner:
         return [RunResult.from_dict(_without_fault(answer)) for answer in answers]
 
     def _ask(self, asked: list[dict[str, Any]]) -> list[Answer]:
-        count = min(self._sessions or len(asked), len(asked), self.servers())
+        count = min(self._sessions or len(asked), len(asked), self._servers_at_last())
         if not count:
             message = f"no server with the key {self._key!r} is left"
             return [{"verdict": "lost", "stage": WAITING, "message": message} for _ in asked]
@@ -132,6 +136,13 @@ class RpcRunner:
             self._workers.append(Worker(_MODULE, [self._settings]))
         pool = WorkerPool(self._workers[:count])
         return pool.map(asked, self._timeout_s, finish={"release": True})
+
+    def _servers_at_last(self) -> int:
+        """How many servers there are; where all are gone, they may be starting again."""
+        end = time.monotonic() + self._wait_s
+        while not (count := self.servers()) and time.monotonic() < end:
+            time.sleep(_ASK_AGAIN)
+        return count
 
     def close(self) -> None:
         """End the processes, and with them their sessions."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..compat import Target, ir, tirx, tvm
-from ..errors import DatabaseError
+from ..errors import DatabaseError, TuningError
 from .allocation import Progress, next_kernel
 from .cost_model import Candidate, CostModel
 from .flights import BuildsCandidates, Flight, MakesReferences, measured
@@ -25,6 +25,9 @@ from .work_dir import Records
 
 #: Candidates of a batch, and of a kernel's first one.
 BATCH, FIRST = 16, 8
+
+#: Batches in a row of which nothing could be measured, after which a run ends.
+_LOST = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,7 @@ class Tuner:
         self._target, self.batch = target, batch
         self._ahead = ahead or 2 * batch
         self._builder, self._references, self._runner = builder, references, runner
+        self._lost = 0
         self.report = report
         #: Corrections of the templates' cost models, by template.
         self.models = models_of(records, device.name) if builder is not None else {}
@@ -271,9 +275,25 @@ class Tuner:
         return None
 
     def _measure(self, flights: Sequence[Flight]) -> None:
-        """Measure what was built, keep what came of every candidate, and learn from it."""
+        """Measure what was built, keep what came of every candidate, and learn from it.
+
+        Raises
+        ------
+        TuningError
+            If for some time nothing could be measured.
+        """
         for some in measured(flights, self._runner):
             self._keep([self._trial(flight.kernel, *tried) for flight, tried in some])
+        asked = [f for f in flights if not f.kernel.problem]
+        if any(f.tried for f in asked):
+            self._lost = 0
+        elif asked:
+            self._lost += 1
+            if self._lost >= _LOST:
+                raise TuningError(
+                    f"no server is left that measures; {self.trials} trials are on record, and the same "
+                    "command goes on from there"
+                )
         for flight in flights:
             if not flight.kernel.problem:
                 self._learn(flight.kernel, [(c, result) for c, _, result in flight.tried])
