@@ -86,6 +86,14 @@ def test_equal_operators_are_measured_once(tmp_path, faked):
     assert len(faked.ran) == len(set(faked.ran)) == found.trials
 
 
+@pytest.mark.parametrize("minutes", [0, -1, math.nan])
+def test_minutes_are_above_0(tmp_path, faked, minutes):
+    """Of NaN no comparison is true: a run would not end."""
+    with pytest.raises(ValueError, match="minutes must be above 0"):
+        tune_model(module(), TARGET, tmp_path / "none", minutes=minutes)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_that_is_told_to_stop_ends_with_the_best_so_far(tmp_path, faked):
     def stop(session):
         session.tuner.stopping = session.tuner.new_trials > 0

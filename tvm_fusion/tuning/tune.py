@@ -101,7 +101,8 @@ def tune_model(
     Raises
     ------
     ValueError
-        If the shape of an input is symbolic, or ``remote``, ``devices`` and ``workbench`` exclude each other.
+        If ``trials`` or ``minutes`` are not positive, the shape of an input is symbolic, or ``remote``,
+        ``devices`` and ``workbench`` exclude each other.
     TuningError
         If nothing can be measured there, or with ``require_cached`` something would have to be.
     DatabaseError
@@ -109,6 +110,8 @@ def tune_model(
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, not {trials}")
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes must be above 0, not {minutes:g}")
     require_static(signature_of(mod, target).inputs)
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(mod, target))
     if not require_cached:
