@@ -103,7 +103,9 @@ def report_records(
     from ..report import render_tuning
 
     check_output(output, dirs[0])
-    page = render_tuning(_places(dirs), model=model)
+    places = _places(dirs)
+    _check_apart(output, places)
+    page = render_tuning(places, model=model)
     output.write_text(page + "\n", encoding="utf-8")
     print(f"wrote {output}")
 
@@ -145,7 +147,9 @@ def export_records(
     from ..tuning.shipped import export_trials
 
     check_output(output, dirs[0])
-    places = [place for place in _places(dirs) if arch in (None, place.arch)]
+    places = _places(dirs)
+    _check_apart(output, places)
+    places = [place for place in places if arch in (None, place.arch)]
     archs = sorted({place.arch for place in places})
     if len(archs) > 1:
         raise ValueError(f"there are records of {', '.join(archs)}; choose with --arch")
@@ -188,6 +192,13 @@ def _places(dirs: list[Path]) -> list[Place]:
 
     found = {place.folder.resolve(): place for path in dirs for place in WorkDir(path).places()}
     return list(found.values())
+
+
+def _check_apart(output: Path, places: Iterable[Place]) -> None:
+    """Refuse an output among the records, which it might replace."""
+    for place in places:
+        if place.folder.resolve() in output.resolve().parents:
+            raise ValueError(f"{output} is among the records in {place.folder}; name a file elsewhere")
 
 
 def _models(place: Place) -> Iterator[dict[str, Any]]:

@@ -23,8 +23,8 @@ from .rpc_worker import WAITING
 
 _MODULE = "tvm_fusion.tuning.rpc_worker"
 
-#: Seconds between two questions whether there is a server again.
-_ASK_AGAIN = 1.0
+#: Seconds in which one of the servers is back, if all have gone, and between two questions whether it is.
+_BACK_SECONDS, _ASK_AGAIN = 60.0, 1.0
 
 #: Seconds in which a tracker answers.
 _CONNECT_SECONDS = 10.0
@@ -139,7 +139,7 @@ class RpcRunner:
 
     def _servers_at_last(self) -> int:
         """How many servers there are; where all are gone, they may be starting again."""
-        end = time.monotonic() + self._wait_s
+        end = time.monotonic() + min(_BACK_SECONDS, self._wait_s)
         while not (count := self.servers()) and time.monotonic() < end:
             time.sleep(_ASK_AGAIN)
         return count
