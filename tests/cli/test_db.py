@@ -136,6 +136,18 @@ def test_export(work: Path, tmp_path: Path, capsys) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("command", ["export", "report"])
+@pytest.mark.parametrize("name", ["trials.jsonl", "models/new.json"])
+def test_records_are_not_replaced(work: Path, command: str, name: str, capsys) -> None:
+    (folder,) = work.iterdir()
+    (folder / "models").mkdir()
+    before = (folder / "trials.jsonl").read_bytes()
+    assert "is among the records" in out(capsys, 2, command, work, "-o", folder / name)
+    assert (folder / "trials.jsonl").read_bytes() == before and not (
+        folder / "models/new.json"
+    ).exists()
+
+
 def test_prune(work: Path, capsys) -> None:
     (place,) = WorkDir(work).places()
     text = out(capsys, 0, "prune", work)

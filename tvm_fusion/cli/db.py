@@ -198,7 +198,9 @@ def _check_apart(output: Path, places: Iterable[Place]) -> None:
     """Refuse an output among the records, which it might replace."""
     for place in places:
         if place.folder.resolve() in output.resolve().parents:
-            raise ValueError(f"{output} is among the records in {place.folder}; name a file elsewhere")
+            raise ValueError(
+                f"{output} is among the records in {place.folder}; name a file elsewhere"
+            )
 
 
 def _models(place: Place) -> Iterator[dict[str, Any]]:
