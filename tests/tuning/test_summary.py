@@ -86,6 +86,17 @@ def test_equal_operators_are_measured_once(tmp_path, faked):
     assert len(faked.ran) == len(set(faked.ran)) == found.trials
 
 
+def test_without_groups_tuned_and_unfused_are_one(tmp_path, faked):
+    """They are the same code, so a difference of their times is no gain."""
+    b = ModuleBuilder()
+    lone = canonicalize(b.finish(b.conv("c", b.input("image", (1, 8, 12, 12)), 8)))
+    found = tune_model(lone, TARGET, tmp_path, trials=20)
+    assert not found.plan.groups and not found.fell_back
+    assert found.whole == WholeTimes(40.0, 40.0, 40.0)
+    totals = found.plan.totals
+    assert totals.measured_us_before == totals.measured_us_after == 40.0
+
+
 @pytest.mark.parametrize("minutes", [0, -1, math.nan])
 def test_minutes_are_above_0(tmp_path, faked, minutes):
     """Of NaN no comparison is true: a run would not end."""
