@@ -14,13 +14,14 @@ from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
+from tvm_fusion.tuning import tuner as tuner_module
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import plan_from_records, tune_model
 from tvm_fusion.tuning.tuned import recorded_device
 from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
-from tvm_fusion.tuning.work_dir import WorkDir
+from tvm_fusion.tuning.work_dir import Records, WorkDir
 
 TARGET = parse_target("llvm")
 
@@ -117,6 +118,25 @@ def test_a_run_that_is_told_to_stop_ends_with_the_best_so_far(tmp_path, faked):
     ran = len(faked.ran)
     again = tune_model(module(), TARGET, tmp_path, trials=found.trials)
     assert not again.stopped and len(faked.ran) == ran
+
+
+def test_of_a_full_disk_the_lost_trials_are_told(tmp_path, faked, monkeypatch):
+    """Not the summary, which fails last."""
+
+    def add(records, *trials):
+        for trial in trials:
+            records._keep(trial)
+        raise DatabaseError("trials are in memory only")
+
+    def save(*_):
+        raise DatabaseError("no summary")
+
+    monkeypatch.setattr(Records, "add", add)
+    monkeypatch.setattr(tune_module, "save_summary", save)
+    monkeypatch.setattr(tuner_module, "save_models", save)
+    sessions = []
+    tune_model(module(), TARGET, tmp_path, trials=40, report=sessions.append)
+    assert sessions[-1].tuner.disk_problem == "trials are in memory only"
 
 
 def test_a_killed_run_has_a_summary_of_its_last_plan(tmp_path, faked):

@@ -189,8 +189,8 @@ def _save(session: Session, place: Place, found: Tuned | None) -> None:
             session, state, plan=found.plan, whole=found.whole, shipped=found.shipped
         )
         save_summary(place.folder, summary)
-    except DatabaseError as error:
-        session.tuner.disk_problem = str(error)
+    except DatabaseError as error:  # that trials are not written is worse
+        session.tuner.disk_problem = session.tuner.disk_problem or str(error)
 
 
 def plan_from_records(

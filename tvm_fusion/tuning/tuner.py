@@ -202,8 +202,8 @@ class Tuner:
                 kernel.waiting = kernel.search.first(FIRST, new=True)
         try:
             save_models(self.records.folder, self.device.name, self.models)
-        except DatabaseError as error:
-            self.disk_problem = str(error)
+        except DatabaseError as error:  # that trials are not written is worse
+            self.disk_problem = self.disk_problem or str(error)
 
     def best(self, kernel: TunedKernel) -> Trial | None:
         """The fastest right trial of a kernel on this device."""
