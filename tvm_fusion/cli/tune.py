@@ -198,7 +198,7 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
         told = [f"{gain} against {what}" for gain, what in zip(gains, against, strict=True) if gain]
         lines.append(
             f"whole model, µs: tuned {time_text(tuned)}, unfused {time_text(whole.unfused_us)}, "
-            f"TVM's default {default}" + (f" ({', '.join(told)})" if told else "")
+            f"TVM's default {default}" + (f" (time {', '.join(told)})" if told else "")
         )
     if found.shipped == "unfused":
         lines.append("the groups did not make the whole model faster, so the plan has none")
