@@ -92,7 +92,7 @@ def test_without_groups_tuned_and_unfused_are_one(tmp_path, faked):
     b = ModuleBuilder()
     lone = canonicalize(b.finish(b.conv("c", b.input("image", (1, 8, 12, 12)), 8)))
     found = tune_model(lone, TARGET, tmp_path, trials=20)
-    assert not found.plan.groups and not found.fell_back
+    assert not found.plan.groups and found.shipped == "tuned"
     assert found.whole == WholeTimes(40.0, 40.0, 40.0)
     totals = found.plan.totals
     assert totals.measured_us_before == totals.measured_us_after == 40.0
