@@ -103,7 +103,7 @@ ARCH = "sm_75"
 GROUPED = {
     "depthwise": ("strips", "strips"),
     "depthwise multiplier": ("strips", "strips"),
-    "grouped": ("strips", "multiply_add"),
+    "grouped": ("strips", "strips"),
     "grouped 1x1": ("conv2d", "multiply_add"),
     "17 channels a group": ("strips", "multiply_add"),
 }

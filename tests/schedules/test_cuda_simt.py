@@ -157,11 +157,11 @@ TILES = [
 ]
 
 
-def scheduled_by(func, constants, tile: Tile | None = None):
+def scheduled_by(func, constants, tile: Tile | None = None, target=TARGET):
     """The kernel, and the permutation of each of its constants."""
     named = func.with_attr(CONSTANTS, list(constants)) if constants else func
     if tile is None:
-        made = MultiplyAdd().apply(named, TARGET)
+        made = MultiplyAdd().apply(named, target)
     else:
         made = kernel(products(func, symmetric=True), tile)
     assert made is not None
@@ -208,8 +208,9 @@ def test_values_of_other_tiles(cuda, tile, build, shapes, outputs, constants):
 @pytest.mark.parametrize(("build", "shapes", "outputs", "constants"), CASES)
 def test_resources(cuda, arch, build, shapes, outputs, constants):
     func = cuda.function(build, *shapes)
-    made, _ = scheduled_by(func, constants)
-    source = cuda_emulation.cuda_source(made, cuda.target(f"cuda:{arch}"))
+    target = cuda.target(f"cuda:{arch}")
+    made, _ = scheduled_by(func, constants, target=target)
+    source = cuda_emulation.cuda_source(made, target)
     (found,) = kernel_resources(source, arch).values()
     assert (found.spill_bytes, found.stack_bytes) == (0, 0)
 

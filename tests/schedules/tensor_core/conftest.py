@@ -15,6 +15,7 @@ from tvm_fusion.schedules.cuda.tensor_core.packing import pack
 from tvm_fusion.schedules.cuda.tensor_core.recognition import products
 from tvm_fusion.schedules.cuda.tensor_core.template import kernel_of
 from tvm_fusion.schedules.cuda.tensor_core.tile import problem_of
+from tvm_fusion.schedules.registry import schedule_with
 
 from tvm_fusion.build.ptxas import kernel_resources
 from tvm_fusion.devices import DEVICES
@@ -158,6 +159,11 @@ class TensorCoreChecks:
         made, name = schedule(function.func, parse_target(f"cuda:{arch}"))
         assert template is None or name == template
         return made
+
+    @staticmethod
+    def by_template(function: Function, template: str = "tensor_core", arch: str = "sm_90"):
+        """The kernel of a template, whatever the registry would choose."""
+        return schedule_with(function.func, parse_target(f"cuda:{arch}"), template)
 
     @classmethod
     def on_arch(cls, function: Function, arch: str):

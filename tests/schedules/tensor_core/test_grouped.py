@@ -57,14 +57,14 @@ def test_values(tensor, name, arch):
     function = tensor.group(
         grouped(*arguments, **options), "vertical", options.get("dtype", "float16")
     )
-    tensor.check(function, tensor.scheduled(function, arch=arch), arch=arch)
+    tensor.check(function, tensor.by_template(function, arch=arch), arch=arch)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_values_whatever_is_joined(tensor, monkeypatch, count):
     monkeypatch.setattr(template, "joinable", lambda *_: [count])
     function = tensor.group(grouped(64, 8), "vertical")
-    tensor.check(function, tensor.scheduled(function))
+    tensor.check(function, tensor.by_template(function))
 
 
 def test_values_of_weights_that_may_change(tensor):
