@@ -6,14 +6,18 @@ round (a Shape behind a Reshape whose target is computed from another Shape), an
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import InvalidModelError
 from . import onnx_native
 
 if TYPE_CHECKING:
     import onnx
+
+_LOGGER = logging.getLogger(__name__)
 
 #: Operators on sizes that are evaluated.
 _OPERATORS = frozenset(
@@ -36,18 +40,24 @@ def fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     model : ModelProto
         Checked, with inferred shapes; changed in place.
 
-    Raises
-    ------
-    InvalidModelError
-        If sizes turn out to contradict each other.
+    Returns
+    -------
+    ModelProto
+        The model as it was before a round of folding whose result is not valid.
     """
     for _ in range(_ROUNDS):
         if not any(node.op_type == "Shape" for node in model.graph.node):
             return model
+        before = type(model)()
+        before.CopyFrom(model)
         if not _fold_once(model):
             return model
         del model.graph.value_info[:]  # inference states what it knows now
-        model = onnx_native.check_and_infer(model)
+        try:
+            model = onnx_native.check_and_infer(model)
+        except InvalidModelError as error:  # the model was valid before
+            _LOGGER.warning("sizes are left to the importer, folding them fails: %s", error)
+            return before
     return model
 
 
