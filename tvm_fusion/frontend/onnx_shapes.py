@@ -6,18 +6,15 @@ round (a Shape behind a Reshape whose target is computed from another Shape), an
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import InvalidModelError
-from . import onnx_native
+from . import child, onnx_native
 
 if TYPE_CHECKING:
     import onnx
-
-_LOGGER = logging.getLogger(__name__)
 
 #: Operators on sizes that are evaluated.
 _OPERATORS = frozenset(
@@ -40,10 +37,10 @@ def fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     model : ModelProto
         Checked, with inferred shapes; changed in place.
 
-    Returns
-    -------
-    ModelProto
-        The model as it was before a round of folding whose result is not valid.
+    Raises
+    ------
+    InvalidModelError
+        If sizes turn out to contradict each other, for the ONNX simplifier as well.
     """
     for _ in range(_ROUNDS):
         if not any(node.op_type == "Shape" for node in model.graph.node):
@@ -55,9 +52,11 @@ def fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         del model.graph.value_info[:]  # inference states what it knows now
         try:
             model = onnx_native.check_and_infer(model)
-        except InvalidModelError as error:  # the model was valid before
-            _LOGGER.warning("sizes are left to the importer, folding them fails: %s", error)
-            return before
+        except InvalidModelError as error:  # the model contradicts itself, or inference does
+            try:
+                return onnx_native.check_and_infer(onnx_native.simplify(before))
+            except (child.ChildFailure, InvalidModelError):
+                raise error from None
     return model
 
 
