@@ -11,14 +11,13 @@ without targets that are slower than our own unfused plan, are printed too.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import merged
+from results import read_parts
 from rows import ROWS
 
 #: Rows that the targets hold for: the ten without attention.
@@ -168,7 +167,7 @@ def main() -> int:
     )
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    results = merged([json.loads(path.read_text()) for path in args.results])
+    results = read_parts(args.results)
     return int(bool(report(results)))
 
 

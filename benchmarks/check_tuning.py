@@ -14,14 +14,13 @@ Several files are checked together. Exit code 0 if all hold, 1 if any is missed:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from check import geometric_mean
-from results import merged
+from results import read_parts
 from rows import ROWS
 
 #: Least speed of whole networks against the best mode of torch.compile, by batch.
@@ -102,7 +101,7 @@ def main() -> int:
     )
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    results = merged([json.loads(path.read_text()) for path in args.results])
+    results = read_parts(args.results)
     for what, ratios in gains([r for r in results["rows"] if r.get("ours_us")]).items():
         each = ", ".join(f"{row} {ratio:.2f}" for row, ratio in ratios.items())
         print(f"against {what}: geometric mean {geometric_mean(ratios.values()):.3f} ({each})")

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import write_results
+from results import commit_of, write_results
 
 _CURVE = Path(__file__).with_name("members_curve.py")
 
@@ -124,7 +124,7 @@ def _as_text(line: Line, row: Mapping[str, Any], copy_rate: float | None) -> str
 def curve_table(curve: Sequence[Mapping[str, Any]]) -> list[str]:
     """Measured times of 2 to 12 members: all in one kernel, one kernel a branch, the planner's choice."""
     lines = [
-        "## Members in one kernel", "",
+        "## Members in one kernel", "", *_commits(curve),
         "| case | map | dtype | members | one kernel µs | one a branch | one an operator | planned | planner |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]  # fmt: skip
@@ -135,6 +135,13 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> list[str]:
         head = [row["case"], f"{row['size']}²", row["dtype"], str(row["members"])]
         lines.append("| " + " | ".join([*head, *cells, row["chosen"]]) + " |")
     return lines
+
+
+def _commits(curve: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which commits the parts of a curve are of that were measured apart from the rows."""
+    apart = dict.fromkeys((r["dtype"], r["commit"]) for r in curve if "commit" in r)
+    told = ", ".join(f"{dtype} at commit {commit}" for dtype, commit in apart)
+    return [f"Measured apart: {told}.", ""] if told else []
 
 
 def plot(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -246,12 +253,18 @@ def main() -> int:
     path = args.show or args.out
     results = json.loads(path.read_text())
     if args.curve and args.show is None:
-        results["curve"] = measure_curve(
+        curve = measure_curve(
             args.curve, args.dtypes.split(","), args.curve_target, args.curve_members
         )
+        if args.only_curve:
+            commit = commit_of(None)
+            old = [r for r in results.get("curve", []) if r["dtype"] not in args.dtypes.split(",")]
+            curve = [*old, *({**r, "commit": commit} for r in curve)]
+        results["curve"] = curve
         write_results(path, results)
     if args.output:
-        args.output.write_text(markdown(results))
+        picture = f"![Time per member]({args.plot.name})\n\n" if args.plot else ""
+        args.output.write_text(picture + markdown(results))
     else:
         print(markdown(results))
     if args.plot:

@@ -196,6 +196,11 @@ def put_row(results: dict[str, Any], row: dict[str, Any]) -> None:
     results["rows"] = sorted([*kept, row], key=lambda r: (r["dtype"], order.index(r["name"])))
 
 
+def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
+    """Read the files of one run (see `merged`)."""
+    return merged([json.loads(path.read_text()) for path in paths])
+
+
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Results of one run that was made in parts; of a row in several the last counts.
 

@@ -11,13 +11,12 @@ Several files of one device and commit (a run in parts) are one table.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from check import TARGET_ROWS, best_peer, geometric_mean
-from results import merged, write_results
+from results import read_parts, write_results
 
 _HEADS = (
     "row", "ours µs", "best automatic peer µs", "×", "expert µs", "×", "unfused µs", "×", "floor µs", "time / floor",
@@ -250,7 +249,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", help="dtype of the plot")
     args = parser.parse_args()
     try:
-        results = merged([json.loads(path.read_text()) for path in args.results])
+        results = read_parts(args.results)
     except ValueError as error:
         parser.error(str(error))
     text = compact(results) if args.compact else markdown(results)

@@ -101,14 +101,14 @@ def test_parts_of_a_run_are_one_table(found: dict[str, Any]) -> None:
     other = copy.deepcopy(found)
     other["rows"] = [{**found["rows"][0], "dtype": "float32"}, {**found["rows"][1], "ours_us": 7.0}]
     other["empty_kernel_us"] = {"jax": 1.2}
-    whole = table.merged([found, other])
+    whole = results_file.merged([found, other])
     assert [(r["name"], r["dtype"], r["ours_us"]) for r in whole["rows"]] == [
         ("convsum4", "float16", 10.0), ("cbr1", "float16", 7.0), ("convsum4", "float32", 10.0),
     ]  # fmt: skip
     assert whole["empty_kernel_us"] == {"eager": 1.04, "jax": 1.2}
     assert len(found["rows"]) == 2, "the parts stay as they were"
     with pytest.raises(ValueError, match="commit 'def'"):
-        table.merged([found, {**other, "commit": "def"}])
+        results_file.merged([found, {**other, "commit": "def"}])
 
 
 def test_results_of_a_cpu_are_labelled(found: dict[str, Any]) -> None:

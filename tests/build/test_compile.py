@@ -60,6 +60,9 @@ def test_a_plan_may_be_tvms_own_pipeline(tmp_path):
     text = json.dumps(json.loads(plan.to_json()) | {"pipeline": "none"})
     with pytest.raises(PlanError, match="unknown pipeline 'none'"):
         Plan.from_json(text)
+    grouped = dataclasses.replace(ours.plan, pipeline="tvm")
+    with pytest.raises(PlanError, match="groups and TVM's own pipeline"):
+        Plan.from_json(grouped.to_json())
 
 
 def test_one_call_per_group():

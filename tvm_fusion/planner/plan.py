@@ -272,6 +272,10 @@ class Plan:
             )
         if self.pipeline not in PIPELINES:
             raise PlanError(f"the plan has the unknown pipeline {self.pipeline!r}; plan again")
+        if self.pipeline == "tvm" and self.groups:
+            raise PlanError(
+                "the plan has groups and TVM's own pipeline, which fuses none; plan again"
+            )
         if self.numerics not in NUMERICS:
             raise PlanError(f"the plan has the unknown numerics {self.numerics!r}; plan again")
         ids = [group.id for group in self.groups]
