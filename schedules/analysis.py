@@ -19,6 +19,12 @@ _KINDS = {
 }
 
 
+#: Blocks of the last functions that were read. Templates ask about the same one some dozen times, and reading
+#: takes a millisecond a block. Each function is kept, so that its handle names no other one.
+_DESCRIBED: dict[int, tuple[tirx.PrimFunc, tuple[Block, ...]]] = {}
+_MOST_DESCRIBED = 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Access:
     """A buffer read or written by a block.
@@ -195,16 +201,25 @@ def structure(sch: s_tir.Schedule) -> Structure | None:
     func = sch.mod["main"]
     if root_block(func) is None:
         return None
+    handles = sch.get_child_blocks(sch.get_sblock("root"))
+    key = func.__chandle__()
+    if key in _DESCRIBED:
+        known = _DESCRIBED[key][1]
+        pairs = zip(known, handles, strict=True)
+        return Structure(tuple(dataclasses.replace(b, handle=handle) for b, handle in pairs))
     params = {buffer_key(param) for param in func.params}
     blocks: list[Block] = []
     names: set[str] = set()
-    for handle in sch.get_child_blocks(sch.get_sblock("root")):
+    for handle in handles:
         block = sch.get(handle)
         name = block.name_hint
         while name in names:
             name += "'"
         names.add(name)
         blocks.append(_describe(block, name, handle, params))
+    while len(_DESCRIBED) >= _MOST_DESCRIBED:
+        _DESCRIBED.pop(next(iter(_DESCRIBED)), None)
+    _DESCRIBED[key] = func, tuple(blocks)
     return Structure(tuple(blocks))
 
 

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import numbers
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -135,17 +136,28 @@ def _part(state: _State, name: str) -> dict[str, int | str]:
 
 def _named(name: str, value: object) -> Decision:
     """What an option consists of, by name; parts of a tuple are numbered, estimates (floats) are left out."""
+    # A thousand options of some ten numbers each come here for every kernel: plain numbers first.
+    if isinstance(value, int):
+        return ((name, int(value)),)
     if value is None or isinstance(value, float):
         return ()
     if isinstance(value, str):
         return ((name, value),)
-    if isinstance(value, numbers.Integral):
-        return ((name, int(value)),)
     if isinstance(value, tuple):
         parts = [(str(number), part) for number, part in enumerate(value)]
+    elif isinstance(value, numbers.Integral):  # of numpy or TVM
+        return ((name, int(value)),)
     else:
-        parts = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return tuple(entry for key, part in parts for entry in _named(f"{name}.{key}", part))
+        parts = [(key, getattr(value, key)) for key in _field_names(type(value))]
+    found: list[tuple[str, int | str]] = []
+    for key, part in parts:
+        found += _named(f"{name}.{key}", part)
+    return tuple(found)
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def is_deciding() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_a_decision_that_is_none_is_rejected(kernels, builder):
     made = builder.build([wrong, good, unknown])
     assert [getattr(m, "verdict", "built") for m in made] == ["rejected", "built", "rejected"]
     assert "no such template" in made[2].message
+
+
+def test_workers_find_the_same_spaces_as_the_templates_here(kernels, builder):
+    source = kernels.dense()
+    (found,) = builder.find_spaces([source])
+    here = spaces(load_function(source.func_json), parse_target(source.target))
+    assert found.result() == tuple(here) and len(here[0].points[0].options) > 1
+
+
+def test_spaces_of_a_damaged_source_are_a_message(kernels, builder):
+    source = dataclasses.replace(kernels.dense(), kernel="0" * 16, func_json="{")
+    (found,) = builder.find_spaces([source])
+    assert isinstance(found.result(), str) and found.result()
 
 
 def test_each_bad_template_costs_one_candidate_and_is_named(kernels, faulty, monkeypatch):

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from tvm_fusion.build.resources import KernelCompiler
 from tvm_fusion.compat import te
+from tvm_fusion.config import FusionConfig
 from tvm_fusion.devices import device_for
 from tvm_fusion.guards import Resources
 from tvm_fusion.planner.compare import kernel_of, single
@@ -16,8 +18,9 @@ from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.plans import graph_of
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner
-from tvm_fusion.tuning.choice import LEAST_NOISE, Times, timing_of, verdict_of
+from tvm_fusion.tuning.choice import LEAST_NOISE, Times, resources_of, timing_of, verdict_of
 from tvm_fusion.tuning.measure import RunResult
+from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.tuner import Budget, Device, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
 
@@ -180,3 +183,30 @@ def test_what_fails_has_no_time_until_something_works(parts):
     found.tuner.run(Budget(100))
     assert math.isclose(found.times([PAIR])[0].microseconds, 7)
     assert not found.times.failed()
+
+
+def test_resources_are_those_of_the_fastest_trial():
+    taken = {"registers": 80, "spill_bytes": 0, "shared_bytes": 76928}
+    found = resources_of(trial(template="tensor_core", **taken))
+    assert (found.registers, found.spill_bytes, found.shared_bytes) == (80, 0, 76928)
+    assert found.template == "tensor_core" and found.dynamic_shared and not found.error
+
+
+def test_the_compiler_is_asked_only_about_what_was_not_measured(tmp_path):
+    asked = []
+
+    class Asked(KernelCompiler):
+        def __call__(self, proposals):
+            asked.extend(p.operators for p in proposals)
+            return super().__call__(proposals)
+
+    b = ModuleBuilder()
+    module = b.finish(b.relu("c", b.relu("a", b.input("x", (4, 64)))))
+    for name, seconds in (("timed", 100.0), ("not timed", 0.0)):
+        records = WorkDir(tmp_path / name).open("x86_64", "float32")
+        parts = FakeBuilder(), FakeReferences(), FakeRunner(lambda *_: 7.0)
+        tuner = Tuner(with_variant(TARGET), *parts, records, Device("cpu"))
+        session = Session(module, TARGET, FusionConfig(), tuner, Budget(30, seconds))
+        session._compiler = session.times._compiler = Asked(session.mod, TARGET)
+        session.run()
+        assert bool(asked) == (name == "not timed")

@@ -23,7 +23,7 @@ from tvm_fusion.testing.tuning_fakes import (
     spills,
 )
 from tvm_fusion.tuning.measure import RunResult
-from tvm_fusion.tuning.tuner import Budget, Device, Tuner
+from tvm_fusion.tuning.tuner import Budget, Device, NewKernel, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
 
 TARGET = with_variant(parse_target("cuda:sm_90"))
@@ -55,7 +55,7 @@ def tuner(folder, runner, builder=None, **options):
 def test_the_budget_is_kept_and_the_best_is_found(tmp_path):
     runner = FakeRunner(time_of)
     found = tuner(tmp_path, runner)
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(64))
     assert found.trials == len(runner.ran) == len(set(runner.ran)) == 64
@@ -68,7 +68,7 @@ def test_the_budget_is_kept_and_the_best_is_found(tmp_path):
 def test_what_was_tried_is_not_tried_again(tmp_path):
     runner = FakeRunner(time_of, stop=30)
     first = tuner(tmp_path, runner)
-    first.add(product(), ["matmul"]).progress.weight = 1
+    first.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
     with pytest.raises(KeyboardInterrupt):
         first.run(Budget(64))
     known = len(WorkDir(tmp_path).open("sm_90", "float16"))
@@ -76,7 +76,7 @@ def test_what_was_tried_is_not_tried_again(tmp_path):
     at_the_kill = first.kernels.popitem()[1].best_us
     more = FakeRunner(time_of)
     second = tuner(tmp_path, more)
-    kernel = second.add(product(), ["matmul"])
+    kernel = second.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     assert kernel.best_us <= at_the_kill and kernel.trials == known
     second.run(Budget(64))
@@ -88,17 +88,18 @@ def test_what_was_tried_is_not_tried_again(tmp_path):
 
 def test_trials_of_another_device_are_not_used(tmp_path):
     first = tuner(tmp_path, FakeRunner(time_of))
-    first.add(product(), ["matmul"]).progress.weight = 1
+    first.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
     first.run(Budget(16))
     second = tuner(tmp_path, FakeRunner(time_of))
     second.device = Device("GPU 1", "1.0")
-    assert second.add(product(), ["matmul"]).trials == 0
+    assert second.add([NewKernel(product(), ["matmul"])])[0].trials == 0
 
 
 def test_equal_kernels_are_tuned_once(tmp_path):
     found = tuner(tmp_path, FakeRunner(time_of))
-    assert found.add(product(), ["matmul"]) is found.add(product(), ["matmul"])
-    assert found.add(product(128), ["matmul"]) is not found.add(product(), ["matmul"])
+    one, same, other = found.add([NewKernel(product(n), ["matmul"]) for n in (256, 256, 128)])
+    assert one is same is found.add([NewKernel(product(), ["matmul"])])[0]
+    assert other is not one
 
 
 def test_identical_code_is_measured_once(tmp_path):
@@ -110,7 +111,7 @@ def test_identical_code_is_measured_once(tmp_path):
 
     runner = FakeRunner(time_of)
     found = tuner(tmp_path, runner, Same())
-    found.add(product(), ["matmul"]).progress.weight = 1
+    found.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
     found.run(Budget(20))
     assert len(runner.ran) == 1 and found.trials == 20
 
@@ -122,7 +123,7 @@ def test_what_fails_costs_one_trial_and_never_wins(tmp_path, verdict):
         return RunResult(verdict, (), "why") if found < 6 else ok(found)
 
     found = tuner(tmp_path, FakeRunner(time))
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(48))
     assert found.trials == 48 and kernel.best_us >= 6
@@ -136,7 +137,7 @@ def test_what_spills_is_not_run(tmp_path):
 
     runner = FakeRunner(time_of)
     found = tuner(tmp_path, runner, FakeBuilder(fails))
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(48))
     assert not any('"tile.columns": 32' in ran for ran in runner.ran)
@@ -147,7 +148,8 @@ def test_trials_go_where_they_pay(tmp_path):
     """One kernel is called ten times, one is near its floor, one is not called."""
     found = tuner(tmp_path, FakeRunner(time_of))
     often, done, never = (
-        found.add(product(n), ["matmul"], f) for n, f in ((64, 0), (128, 99), (32, 0))
+        found.add([NewKernel(product(n), ["matmul"], f)])[0]
+        for n, f in ((64, 0), (128, 99), (32, 0))
     )
     often.progress.weight, done.progress.weight = 10, 1
     found.run(Budget(100))
@@ -161,7 +163,7 @@ def test_work_that_was_lost_is_done_again(tmp_path):
         return RunResult("lost") if next(lost, False) else time_of(kernel, template, decision)
 
     found = tuner(tmp_path, FakeRunner(time))
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(32))
     assert found.trials == len(found.records.trials(kernel.digest)) == 32
@@ -176,7 +178,7 @@ def test_a_run_ends_when_nothing_can_be_measured_any_more(tmp_path):
 
     runner = FakeRunner(time)
     found = tuner(tmp_path, runner)
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     with pytest.raises(TuningError, match=r"no server is left .* 20 trials are on record"):
         found.run(Budget(1000))
@@ -185,7 +187,7 @@ def test_a_run_ends_when_nothing_can_be_measured_any_more(tmp_path):
 
 def test_a_full_disk_stops_nothing(tmp_path, monkeypatch):
     found = tuner(tmp_path, FakeRunner(time_of))
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
 
     def full(*_):
@@ -206,7 +208,7 @@ def test_the_same_run_twice_is_the_same(tmp_path):
     for name in "ab":
         runner = FakeRunner(time_of)
         found = tuner(tmp_path / name, runner)
-        found.add(product(), ["matmul"]).progress.weight = 1
+        found.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
         found.run(Budget(48))
         ran.append(runner.ran)
     assert ran[0] == ran[1]
@@ -214,7 +216,7 @@ def test_the_same_run_twice_is_the_same(tmp_path):
 
 def test_what_was_predicted_is_on_record(tmp_path):
     found = tuner(tmp_path, FakeRunner(time_of))
-    kernel = found.add(product(), ["matmul"])
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(24))
     for trial in found.records.trials(kernel.digest):
@@ -229,7 +231,9 @@ def biased(predicted_us, decision):
 
 def test_a_refitted_model_tries_better_kernels_first(tmp_path):
     """After five products, the first candidates of a sixth are better than what the template's model ranks first."""
-    plain = tuner(tmp_path / "plain", FakeRunner(time_of)).add(product(512, 384), ["matmul"])
+    plain = tuner(tmp_path / "plain", FakeRunner(time_of)).add(
+        [NewKernel(product(512, 384), ["matmul"])]
+    )[0]
     found = tuner(tmp_path / "refit", FakeRunner(time_of))
 
     def time(kernel, template, decision):
@@ -239,7 +243,7 @@ def test_a_refitted_model_tries_better_kernels_first(tmp_path):
 
     found._runner.time = time
     for rows in (64, 128, 192, 256, 320):
-        found.add(product(rows, 128 + rows), ["matmul"]).progress.weight = 1
+        found.add([NewKernel(product(rows, 128 + rows), ["matmul"])])[0].progress.weight = 1
     found.run(Budget(120))
     found.refit()
     model = found.models[plain.search.spaces[0].template]
@@ -248,7 +252,7 @@ def test_a_refitted_model_tries_better_kernels_first(tmp_path):
     assert fresh.models == found.models
     times = [
         min(biased(c.predicted_us, c.decision) for c in kernel.search.first(8))
-        for kernel in (fresh.add(product(512, 384), ["matmul"]), plain)
+        for kernel in (fresh.add([NewKernel(product(512, 384), ["matmul"])])[0], plain)
     ]
     assert times[0] < 0.9 * times[1]
     # What would be compiled without tuning is still the first.
@@ -257,7 +261,7 @@ def test_a_refitted_model_tries_better_kernels_first(tmp_path):
 
 def test_a_damaged_model_is_no_obstacle(tmp_path):
     found = tuner(tmp_path, FakeRunner(time_of))
-    found.add(product(), ["matmul"]).progress.weight = 1
+    found.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
     found.run(Budget(24))
     path = found.records.folder / "model.json"
     path.write_text("{")
@@ -300,7 +304,7 @@ def test_batches_of_several_kernels_are_compiled_ahead(tmp_path):
 
     found = tuner(tmp_path, Runner(time_of), builder, ahead=24)
     for rows in (64, 128, 192, 256):
-        found.add(product(rows), ["matmul"]).progress.weight = 1
+        found.add([NewKernel(product(rows), ["matmul"])])[0].progress.weight = 1
     timer = threading.Thread(target=answer, args=(builder, lambda: found.trials >= 80), daemon=True)
     timer.start()
     found.run(Budget(80))
@@ -319,7 +323,7 @@ def answer(builder, is_over):
 
 def test_what_was_compiled_ahead_is_dropped_when_the_time_is_up_and_tried_later(tmp_path):
     found = tuner(tmp_path, FakeRunner(time_of))
-    kernels = [found.add(product(rows), ["matmul"]) for rows in (64, 128, 192)]
+    kernels = [found.add([NewKernel(product(rows), ["matmul"])])[0] for rows in (64, 128, 192)]
     for kernel in kernels:
         kernel.progress.weight = 1
     first = [list(kernel.waiting) for kernel in kernels]
@@ -335,7 +339,7 @@ def test_what_was_compiled_ahead_is_dropped_when_the_time_is_up_and_tried_later(
 
 def test_a_kernel_without_a_reference_is_not_tuned_and_says_why(tmp_path):
     found = tuner(tmp_path, FakeRunner(time_of))
-    bad, good = (found.add(product(rows), ["matmul"]) for rows in (64, 128))
+    bad, good = (found.add([NewKernel(product(rows), ["matmul"])])[0] for rows in (64, 128))
     bad.progress.weight = good.progress.weight = 1
     make = found._references.submit
     found._references.submit = lambda sources: (
@@ -364,7 +368,7 @@ def test_what_was_measured_before_an_interrupt_is_on_record(tmp_path):
     builder = FakeBuilder()
     builder.submit = lambda requests: [WhenAsked(lambda r=r: builder.made(r)) for r in requests]
     found = tuner(tmp_path, FakeRunner(time_of, stop=3), builder)
-    found.add(product(), ["matmul"]).progress.weight = 1
+    found.add([NewKernel(product(), ["matmul"])])[0].progress.weight = 1
     with pytest.raises(KeyboardInterrupt):
         found.run(Budget(16))
     assert len(WorkDir(tmp_path).open("sm_90", "float16")) == 3
@@ -380,7 +384,7 @@ def test_how_fast_candidates_are_compiled_changes_nothing(tmp_path):
             ]
         found = tuner(tmp_path / name, FakeRunner(time_of), builder)
         for rows in (64, 128):
-            found.add(product(rows), ["matmul"]).progress.weight = 1
+            found.add([NewKernel(product(rows), ["matmul"])])[0].progress.weight = 1
         found.run(Budget(64))
         ran.append(found._runner.ran)
     assert ran[0] == ran[1] and len(ran[0]) == 64
@@ -403,7 +407,7 @@ def test_the_best_is_found_where_the_model_is_wrong(tmp_path, seed):
         return predicted[key] * factor(key)
 
     found = tuner(tmp_path, FakeRunner(time))
-    kernel = found.add(product(512, 384), ["matmul"])
+    kernel = found.add([NewKernel(product(512, 384), ["matmul"])])[0]
     space = kernel.search.spaces[0]
     (point,) = space.points
     predicted = dict(zip(point.options, point.microseconds, strict=True))

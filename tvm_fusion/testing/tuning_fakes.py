@@ -9,6 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+from ..compat import Target
+from ..schedules.registry import spaces
+from ..targets import with_variant
+from ..tuning.build_worker import load_function
 from ..tuning.measure import BuildFailure, Built, Inputs, RunResult
 from ..tuning.tuner import Device
 
@@ -25,6 +29,13 @@ class FakeBuilder:
         """Answer each request."""
         self.requests += requests
         return [done(self.fails(request) or self.made(request)) for request in requests]
+
+    @staticmethod
+    def find_spaces(sources):
+        """Ask the templates here."""
+        targets = (with_variant(Target(json.loads(source.target))) for source in sources)
+        pairs = zip(sources, targets, strict=True)
+        return [done(spaces(load_function(source.func_json), target)) for source, target in pairs]
 
     @staticmethod
     def made(request):

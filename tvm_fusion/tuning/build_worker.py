@@ -40,9 +40,14 @@ class BuildHandler:
         self._functions: dict[str, tirx.PrimFunc] = {}
 
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Build one candidate; the answer holds the fields of `Built` or of `BuildFailure`."""
+        """Build one candidate, or find what may be decided about a kernel.
+
+        The answer holds the fields of `Built` or of `BuildFailure`, or spaces as lists.
+        """
         target = Target(json.loads(request["target"]))
         func = self._function(request["kernel"], request["source"])
+        if request["do"] == "spaces":
+            return {"verdict": "found", "spaces": _spaces(func, target)}
         decision = tuple((name, value) for name, value in request["decision"])
         made = build(func, target, request["template"], decision, Path(request["artifact"]))
         answer = dataclasses.asdict(made)
@@ -54,6 +59,12 @@ class BuildHandler:
         if kernel not in self._functions:
             self._functions[kernel] = load_function(Path(source).read_text(encoding="utf-8"))
         return self._functions[kernel]
+
+
+def _spaces(func: tirx.PrimFunc, target: Target) -> list[Any]:
+    """Search spaces as lists: template; of each point its name, options and predicted times."""
+    found = registry.spaces(func, with_variant(target))
+    return [[s.template, [[p.name, p.options, p.microseconds] for p in s.points]] for s in found]
 
 
 def load_function(func_json: str) -> tirx.PrimFunc:

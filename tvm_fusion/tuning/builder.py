@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..compat import process_cpu_count
+from ..schedules.decisions import Point
+from ..schedules.registry import Space
 from .measure import BuildFailure, BuildRequest, Built, KernelSource
 from .process import Answer, Worker, WorkerPool
 
@@ -98,12 +100,27 @@ class Builder:
         """
         return [future.result() for future in self.submit(requests)]
 
+    def find_spaces(self, sources: Sequence[KernelSource]) -> list[Future[tuple[Space, ...] | str]]:
+        """Ask the templates what may be decided about kernels, in the background and in parallel.
+
+        A model has hundreds of kernels, and to find out about one takes some tenths of a second.
+
+        Returns
+        -------
+        list of Future
+            Of the search spaces (`registry.spaces`) of each kernel, or of a message where they cannot be found.
+        """
+        asked = [self._named(source) | {"do": "spaces"} for source in sources]
+        return [self._pool.submit(question, self._timeout_s, _spaces) for question in asked]
+
+    def _named(self, source: KernelSource) -> dict[str, Any]:
+        """What a worker needs to know of a kernel."""
+        path = write_source(source, self._folder)
+        return {"kernel": source.kernel, "source": str(path), "target": source.target}
+
     def _question(self, request: BuildRequest) -> dict[str, Any]:
-        source = request.source
-        return {
-            "kernel": source.kernel,
-            "source": str(write_source(source, self._folder)),
-            "target": source.target,
+        return self._named(request.source) | {
+            "do": "build",
             "template": request.template,
             "decision": request.decision,
             "artifact": str(self._folder / f"{request.trial}.so"),
@@ -132,6 +149,25 @@ def write_source(source: KernelSource, folder: Path) -> Path:
             file.write(source.func_json)
         os.replace(file.name, path)
     return path
+
+
+def _spaces(answer: Answer) -> tuple[Space, ...] | str:
+    if answer["verdict"] != "found":
+        return str(answer["message"])
+    return tuple(
+        Space(
+            template,
+            tuple(
+                Point(
+                    name,
+                    tuple(tuple((key, value) for key, value in option) for option in options),
+                    tuple(microseconds),
+                )
+                for name, options, microseconds in points
+            ),
+        )
+        for template, points in answer["spaces"]
+    )
 
 
 def _result(answer: Answer) -> Built | BuildFailure:

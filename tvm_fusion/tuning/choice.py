@@ -14,13 +14,13 @@ from ..build.resources import KernelCompiler
 from ..compat import tirx
 from ..devices import DeviceSpec
 from ..graph.dataflow import DataflowGraph
-from ..guards import Verdict
+from ..guards import Resources, Verdict
 from ..planner.candidates import Timing
 from ..planner.compare import Kernel, kernel_of
 from ..strategies.base import Proposal
 from .candidates import floor_microseconds
 from .trials import Trial
-from .tuner import TunedKernel, Tuner
+from .tuner import NewKernel, TunedKernel, Tuner
 
 #: Smallest noise of a time (relative): clocks of a GPU drift by this much between two measurements.
 LEAST_NOISE = 0.01
@@ -74,14 +74,19 @@ class Times:
 
     def kernels_of(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
         """The kernel of each proposal (disjoint or not), None where it is no kernel."""
-        new = {kernel_of(p): p for p in proposals if kernel_of(p) not in self._kernels}
-        for batch in _lowered_together(self._graph, list(new.values())):
+        unknown = {kernel_of(p): p for p in proposals if kernel_of(p) not in self._kernels}
+        lowered: list[tuple[Proposal, NewKernel | None]] = []
+        for batch in _lowered_together(self._graph, list(unknown.values())):
             for proposal, func in zip(batch, self._compiler.lower(batch), strict=True):
-                kernel = self._kernels[kernel_of(proposal)] = self._add(proposal, func)
-                self.asked.append((proposal, kernel))
+                lowered.append((proposal, self._new(proposal, func)))
+        added = iter(self._tuner.add([new for _, new in lowered if new is not None]))
+        for proposal, new in lowered:
+            kernel = next(added) if new is not None else None
+            self._kernels[kernel_of(proposal)] = kernel
+            self.asked.append((proposal, kernel))
         return [self._kernels[kernel_of(p)] for p in proposals]
 
-    def _add(self, proposal: Proposal, func: object) -> TunedKernel | None:
+    def _new(self, proposal: Proposal, func: object) -> NewKernel | None:
         if not isinstance(func, tirx.PrimFunc):
             message = getattr(func, "error", "") or "it cannot be lowered"
             self._no_kernel[kernel_of(proposal)] = Verdict(
@@ -90,7 +95,7 @@ class Times:
             return None
         floor = floor_microseconds(self._graph, proposal, self._device)
         kinds = [self._graph.by_name[name].op for name in proposal.operators]
-        return self._tuner.add(func, kinds, floor)
+        return NewKernel(func, kinds, floor)
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
         """Times of proposals; measures those that nothing is known of."""
@@ -125,6 +130,19 @@ def timing_of(trial: Trial) -> Timing:
     # The standard error of a median is about 1.25 times that of a mean.
     error = 1.25 * _DEVIATION * spread / math.sqrt(len(trial.samples_us))
     return Timing(middle, max(error, LEAST_NOISE * middle))
+
+
+def resources_of(trial: Trial) -> Resources:
+    """What a trial's kernel takes; its number of threads is not on record."""
+    shared = trial.shared_bytes
+    return Resources(
+        trial.registers,
+        trial.spill_bytes,
+        shared,
+        None,
+        trial.template,
+        dynamic_shared=bool(shared),
+    )
 
 
 def verdict_of(trials: Sequence[Trial], problem: str = "") -> Verdict:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
+from ..schedules.registry import Space
 from .cost_model import Candidate
 from .measure import (
     BuildFailure,
@@ -31,6 +32,11 @@ class BuildsCandidates(Protocol):
 
     def submit(self, requests: Sequence[BuildRequest]) -> Sequence[Future[Built | BuildFailure]]:
         """Build them in the background; results in order."""
+
+    def find_spaces(
+        self, sources: Sequence[KernelSource]
+    ) -> Sequence[Future[Sequence[Space] | str]]:
+        """Ask the templates in the background what may be decided about kernels; a message of what fails."""
 
 
 class MakesReferences(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..compat import Target, s_tir, tirx, tvm
 from ..schedules.decisions import Point
-from ..schedules.registry import Space, spaces
+from ..schedules.registry import Space
 from .cost_model import Candidate, CostModel
 from .kernels import bare, kernel_digest
 from .picking import pick
@@ -56,6 +56,8 @@ class KernelSearch:
         The unscheduled function.
     target : Target
         Where it will run.
+    found : sequence of Space
+        What templates may decide about it (`registry.spaces`).
     model : CostModel
         Shared by all kernels; this object tells it what was measured.
     batch : int
@@ -65,10 +67,11 @@ class KernelSearch:
     """
 
     def __init__(
-        self, func: tirx.PrimFunc, target: Target, model: CostModel, batch: int = 16, seed: int = 0
-    ) -> None:
+        self, func: tirx.PrimFunc, target: Target, found: Sequence[Space], model: CostModel,
+        batch: int = 16, seed: int = 0,
+    ) -> None:  # fmt: skip
         self.kernel = kernel_digest(func)
-        self.spaces = spaces(func, target)
+        self.spaces = tuple(found)
         self._model, self._target, self._batch, self._seed = model, target, batch, seed
         self._mod = tvm.IRModule({"main": bare(func)})
         self._database = ms.database.MemoryDatabase()

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..build.model import drop_groups
 from ..build.resources import KernelCompiler
@@ -15,6 +15,7 @@ from ..config import FusionConfig
 from ..devices import device_for
 from ..errors import TuningError
 from ..graph.relax import from_relax
+from ..guards import Resources
 from ..pipeline import before_lowering
 from ..planner.assemble import proposals_of
 from ..planner.compare import single
@@ -23,7 +24,7 @@ from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
 from ..transform.fuse import plan_module
 from .candidates import Variation, explore
-from .choice import Times
+from .choice import Times, resources_of
 from .tuner import Budget, TunedKernel, Tuner
 from .whole import WholeTimes
 
@@ -189,13 +190,22 @@ class Session:
             most = self.budget.trials + self.tuner.batch
             self.tuner.measure_first(kernels, dataclasses.replace(self.budget, trials=most))
 
+    def _resources(self, proposals: Sequence[Proposal]) -> list[Resources | None]:
+        """What kernels take: the fastest of those tried; the compiler is asked about others."""
+        kernels = self.times.kernels_of(proposals)
+        self._measure({k.digest: k for k in kernels if k is not None}.values())
+        found = [self.tuner.best(k) if k is not None else None for k in kernels]
+        asked = [p for p, trial in zip(proposals, found, strict=True) if trial is None]
+        answers = iter(self._compiler(asked) if asked else ())
+        return [resources_of(trial) if trial is not None else next(answers) for trial in found]
+
     def _choose(self) -> Plan:
         """Plan with what is known, and weigh the kernels by it."""
         for _ in range(_AGAIN):
             failed = self.times.failed()
             plan = plan_module(
                 self.mod, self.target, self.config, model=self._name, excluded=failed,
-                offered=self._explored(), compiler=self._compiler, measure=self.times, recall=self.times.recall,
+                offered=self._explored(), compiler=self._resources, measure=self.times, recall=self.times.recall,
             )  # fmt: skip
             if failed.keys() == self.times.failed().keys():
                 break

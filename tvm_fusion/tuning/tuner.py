@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..compat import Target, ir, tirx, tvm
 from ..errors import DatabaseError, TuningError
+from ..schedules.registry import Space, spaces
 from .allocation import Progress, next_kernel
 from .cost_model import Candidate, CostModel
 from .flights import BuildsCandidates, Flight, MakesReferences, measured
@@ -38,6 +39,25 @@ class Device:
     driver: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class NewKernel:
+    """A kernel to tune.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function.
+    operators : sequence of str
+        What it computes.
+    floor_us : float
+        No kernel of it takes less.
+    """
+
+    func: tirx.PrimFunc
+    operators: Sequence[str]
+    floor_us: float = 0.0
+
+
 class TunedKernel:
     """One kernel that is tuned.
 
@@ -58,18 +78,16 @@ class TunedKernel:
     """
 
     def __init__(
-        self, func: tirx.PrimFunc, target: Target, operators: Sequence[str], model: CostModel,
-        batch: int, floor_us: float,
+        self, new: NewKernel, source: KernelSource, target: Target, found: Sequence[Space],
+        model: CostModel, batch: int,
     ) -> None:  # fmt: skip
-        self.digest = kernel_digest(func)
-        self.operators = tuple(operators)
-        self.source = KernelSource(
-            self.digest, ir.save_json(tvm.IRModule({"main": bare(func)})), str(target)
-        )
-        self.search = KernelSearch(func, target, model, batch, seed=int(self.digest[:8], 16))
-        self.progress = Progress(0.0, floor_us)
+        self.digest, self.source = source.kernel, source
+        self.operators = tuple(new.operators)
+        seed = int(self.digest[:8], 16)
+        self.search = KernelSearch(new.func, target, found, model, batch, seed)
+        self.progress = Progress(0.0, new.floor_us)
         self.trials = 0
-        self.problem = "" if self.search.spaces else "no template takes it"
+        self.problem = ""
         self.default_us = math.inf
         self.waiting = self.search.first(FIRST)
         self.codes: dict[str, RunResult] = {}
@@ -153,26 +171,36 @@ class Tuner:
         self.models = models_of(records, device.name) if builder is not None else {}
         self._model = CostModel(self.models)
 
-    def add(
-        self, func: tirx.PrimFunc, operators: Sequence[str], floor_us: float = 0.0
-    ) -> TunedKernel:
-        """Take a kernel in, with what is known of it; equal ones are one.
-
-        Parameters
-        ----------
-        func : tirx.PrimFunc
-            Unscheduled function.
-        operators : sequence of str
-            What it computes.
-        floor_us : float
-            No kernel of it takes less.
-        """
-        digest = kernel_digest(func)
-        if digest not in self.kernels:
-            kernel = TunedKernel(func, self._target, operators, self._model, self.batch, floor_us)
-            self.kernels[digest] = kernel
+    def add(self, kernels: Sequence[NewKernel]) -> list[TunedKernel]:
+        """Take kernels in, with what is known of them; equal ones are one."""
+        digests = [kernel_digest(new.func) for new in kernels]
+        pairs = zip(digests, kernels, strict=True)
+        fresh = {digest: new for digest, new in pairs if digest not in self.kernels}
+        sources = [
+            KernelSource(digest, ir.save_json(tvm.IRModule({"main": bare(new.func)})), str(self._target))
+            for digest, new in fresh.items()
+        ]  # fmt: skip
+        spaces = self._spaces(list(fresh.values()), sources)
+        for new, source, found in zip(fresh.values(), sources, spaces, strict=True):
+            usable = () if isinstance(found, str) else found
+            kernel = TunedKernel(new, source, self._target, usable, self._model, self.batch)
+            if isinstance(found, str):
+                kernel.problem = found
+            elif self.measures and not found:
+                kernel.problem = "no template takes it"
+            self.kernels[kernel.digest] = kernel
             self._recall(kernel)
-        return self.kernels[digest]
+        return [self.kernels[digest] for digest in digests]
+
+    def _spaces(
+        self, kernels: Sequence[NewKernel], sources: Sequence[KernelSource]
+    ) -> Sequence[Sequence[Space] | str]:
+        """What templates may decide about kernels; who only recalls looks where there is something to recall."""
+        if self._builder is not None:
+            return [future.result() for future in self._builder.find_spaces(sources)]
+        recorded = (self.records.trials(source.kernel, self.device.name) for source in sources)
+        pairs = zip(kernels, recorded, strict=True)
+        return [spaces(new.func, self._target) if trials else () for new, trials in pairs]
 
     def _recall(self, kernel: TunedKernel) -> None:
         """Learn from the trials of earlier runs."""
