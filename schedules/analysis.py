@@ -128,7 +128,7 @@ class Structure:
     blocks: tuple[Block, ...]
 
     @property
-    def is_static(self) -> bool:
+    def isstatic_extent(self) -> bool:
         """Whether every extent is a number."""
         return all(None not in block.extents for block in self.blocks)
 
@@ -264,7 +264,7 @@ def _describe(
         name=name,
         handle=handle,
         kinds=kinds,
-        extents=tuple(_static(iter_var.dom.extent) for iter_var in block.iter_vars),
+        extents=tuple(static_extent(iter_var.dom.extent) for iter_var in block.iter_vars),
         reads=reads,
         writes=writes,
         is_output=any(write.buffer in params for write in writes),
@@ -297,7 +297,7 @@ def _access(region: ir.TensorRegion, numbers: dict) -> Access:
         plain.append(numbers.get(dim.min.__chandle__()) if is_var else None)
     return Access(
         buffer=buffer_key(buffer),
-        shape=tuple(_static(extent) for extent in buffer.shape),
+        shape=tuple(static_extent(extent) for extent in buffer.shape),
         dtype=str(buffer.dtype),
         scope=buffer.scope(),
         indices=tuple(used),
@@ -305,7 +305,8 @@ def _access(region: ir.TensorRegion, numbers: dict) -> Access:
     )
 
 
-def _static(extent: tirx.PrimExpr | int) -> int | None:
+def static_extent(extent: tirx.PrimExpr | int) -> int | None:
+    """Return an extent as a number, None where it is symbolic."""
     if isinstance(extent, int | tirx.IntImm):
         return int(extent)
     return None
@@ -362,52 +363,3 @@ def axis_classes(
             seen.add(label)
             classes[name, number] = label
     return classes
-
-
-def shared_bytes(func: tirx.PrimFunc) -> int:
-    """Return the static shared memory in bytes that a scheduled function allocates per thread block.
-
-    An upper bound: StorageRewrite may still let buffers share space (see `planned_shared_bytes`).
-    """
-    return _allocated(func, "shared")
-
-
-def local_bytes(func: tirx.PrimFunc) -> int:
-    """Return the bytes of the per-thread buffers of a scheduled function."""
-    return _allocated(func, "local")
-
-
-def planned_shared_bytes(func: tirx.PrimFunc) -> int:
-    """Return the static shared memory in bytes of a scheduled function once TVM lets its buffers share space.
-
-    Buffers that are never in use at the same time (slices of anchors that run one after the other) get one place.
-    """
-    lower, flat = s_tir.transform, tirx.transform
-    blocks = [lower.UnifyThreadBinding(), lower.StmtSimplify(), lower.LowerOpaqueBlock()]
-    loops = [flat.FlattenBuffer(), flat.VectorizeLoop(), flat.StorageRewrite()]
-    passes = tvm.transform.Sequential([*_COMPACTION, *blocks, *loops])
-    lowered = passes(tvm.IRModule({"main": func}))["main"]
-    allocated = [node.buffer for node in nodes_of(lowered.body, tirx.AllocBuffer)]
-    return sum(_buffer_bytes(buffer) for buffer in allocated if buffer.scope().startswith("shared"))
-
-
-#: The head of TVM's lowering: every buffer is allocated where it is used, as large as it is used.
-_COMPACTION = (
-    s_tir.transform.LowerCrossThreadReduction(),
-    s_tir.transform.LowerInitBlock(),
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-    s_tir.transform.ConvertBlocksToOpaque(),
-    s_tir.transform.CompactBufferAllocation(),
-)
-
-
-def _allocated(func: tirx.PrimFunc, scope: str) -> int:
-    lowered = tvm.transform.Sequential(_COMPACTION)(tvm.IRModule({"main": func}))["main"]
-    buffers = [b for block in nodes_of(lowered.body, s_tir.SBlock) for b in block.alloc_buffers]
-    return sum(_buffer_bytes(b) for b in buffers if b.scope().split(".")[0] == scope)
-
-
-def _buffer_bytes(buffer: tirx.Buffer) -> int | float:
-    """Size of a buffer in bytes, infinite where symbolic."""
-    sizes = [_static(extent) for extent in buffer.shape]
-    return math.inf if None in sizes else math.prod(sizes) * dtype_bytes(str(buffer.dtype))

@@ -12,13 +12,8 @@ import functools
 from collections.abc import Sequence
 
 from ...compat import Target, ir, s_tir, tirx
-from ..analysis import (
-    Block,
-    Structure,
-    dtype_bytes,
-    planned_shared_bytes,
-    structure,
-)
+from ..allocation import planned_shared_bytes
+from ..analysis import Block, Structure, dtype_bytes, structure
 from ..base import Limits, ScheduleTemplate
 from ..decisions import alternatives
 from ..steps import (

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from ...compat import Target, s_tir, tirx
-from ..analysis import planned_shared_bytes
+from ..allocation import planned_shared_bytes
 from ..base import Limits, ScheduleTemplate
 from ..decisions import alternatives
 from ..steps import (

@@ -14,7 +14,8 @@ import functools
 from collections.abc import Sequence
 
 from ...compat import s_tir, tirx
-from ..analysis import Block, planned_shared_bytes, shared_bytes
+from ..allocation import planned_shared_bytes, shared_bytes
+from ..analysis import Block
 from ..base import Limits
 from ..decisions import alternatives
 from ..steps import (

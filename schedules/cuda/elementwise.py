@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from ...compat import Target, s_tir, tirx
-from ..analysis import Access, Block, Structure, dtype_bytes, local_bytes, structure
+from ..allocation import local_bytes
+from ..analysis import Access, Block, Structure, dtype_bytes, structure
 from ..base import Limits, ScheduleTemplate, limits
 from ..steps import fuse_loops, inline_injective, isolate_outputs, loops_of
 from .elements import element_kernel

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 
 from ...compat import Target, s_tir, tirx
-from ..analysis import Structure, local_bytes, shared_bytes, structure
+from ..allocation import local_bytes, shared_bytes
+from ..analysis import Structure, structure
 from ..base import Limits, ScheduleTemplate
 from ..steps import (
     allow_registers,

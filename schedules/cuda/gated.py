@@ -12,7 +12,8 @@ import dataclasses
 import functools
 
 from ...compat import Target, s_tir, tirx
-from ..analysis import Access, Block, Structure, planned_shared_bytes, structure
+from ..allocation import planned_shared_bytes
+from ..analysis import Access, Block, Structure, structure
 from ..base import ScheduleTemplate, limits
 from ..decisions import alternatives
 from ..steps import (

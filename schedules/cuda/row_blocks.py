@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...compat import s_tir, tirx
-from ..analysis import Block, Structure, axis_classes, dtype_bytes, shared_bytes, structure
+from ..allocation import shared_bytes
+from ..analysis import Block, Structure, axis_classes, dtype_bytes, structure
 from ..base import Limits
 from ..steps import fuse_loops, inline_injective, isolate_outputs
 

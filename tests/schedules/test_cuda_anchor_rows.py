@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 from tvm_fusion.schedules import limits
-from tvm_fusion.schedules.analysis import planned_shared_bytes
+from tvm_fusion.schedules.allocation import planned_shared_bytes
 from tvm_fusion.schedules.cuda.anchor_rows import recognise, with_tile
 from tvm_fusion.schedules.cuda.row_tiles import row_tiles
 

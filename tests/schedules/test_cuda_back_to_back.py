@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 from tvm_fusion.schedules import limits, schedule
-from tvm_fusion.schedules.analysis import planned_shared_bytes
+from tvm_fusion.schedules.allocation import planned_shared_bytes
 from tvm_fusion.schedules.cuda.back_to_back import with_tile
 from tvm_fusion.schedules.cuda.pair_form import recognise
 from tvm_fusion.schedules.cuda.pair_tiles import pair_tiles

@@ -10,7 +10,7 @@ import re
 
 import pytest
 from tvm_fusion.schedules import schedule
-from tvm_fusion.schedules.analysis import shared_bytes
+from tvm_fusion.schedules.allocation import shared_bytes
 
 from tvm_fusion.compat import relax
 from tvm_fusion.targets import parse_target

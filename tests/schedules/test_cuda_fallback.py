@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 from tvm_fusion.schedules import limits, schedule
-from tvm_fusion.schedules.analysis import shared_bytes
+from tvm_fusion.schedules.allocation import shared_bytes
 
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.testing import cuda_emulation

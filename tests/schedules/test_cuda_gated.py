@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tvm_fusion.schedules import schedule
-from tvm_fusion.schedules.analysis import shared_bytes
+from tvm_fusion.schedules.allocation import shared_bytes
 
 from tvm_fusion.compat import relax
 from tvm_fusion.targets import parse_target

@@ -124,7 +124,7 @@ def test_the_tile_follows_the_limits_of_the_target(cuda):
         }
     )
     scheduled = cuda.template("matmul").apply(func, target)
-    from tvm_fusion.schedules.analysis import shared_bytes
+    from tvm_fusion.schedules.allocation import shared_bytes
 
     from tvm_fusion.testing.cuda_emulation import launch_of
 

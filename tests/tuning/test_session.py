@@ -52,6 +52,16 @@ class Rig:
             module, TARGET, config or FusionConfig(), self.tuner, Budget(trials), "chain"
         )
         self.run = self.session.run
+        #: What was measured again to settle between the fastest; `runner.ran` is what was searched.
+        self.finals, settle = [], self.tuner.settle
+
+        def settled(*arguments):
+            before = len(self.runner.ran)
+            settle(*arguments)
+            self.finals += self.runner.ran[before:]
+            del self.runner.ran[before:]
+
+        self.tuner.settle = settled
 
     def operators(self, kernel):
         """What a kernel computes."""
@@ -126,6 +136,7 @@ def test_equal_blocks_are_tuned_once(tmp_path):
     rig = Rig(tmp_path, chain(3), by_depth(n1=10, n2=12, n3=13, n4=20))
     rig.run()
     assert len(rig.runner.ran) == len(set(rig.runner.ran)) == rig.tuner.trials
+    assert 0 < len(rig.finals) and set(rig.finals) <= set(rig.runner.ran)
     assert sum(kernel.operators == ("conv2d",) for kernel in rig.tuner.kernels.values()) == 1
 
 
@@ -152,7 +163,7 @@ def test_killed_and_run_again(tmp_path):
     assert again.total <= at_the_kill
     # Once the budget is spent, running it again measures nothing and changes nothing.
     third = Rig(tmp_path, chain(), time)
-    assert third.run() == plan and not third.runner.ran
+    assert third.run() == plan and not third.runner.ran and not third.finals
 
 
 def test_a_budget_that_is_too_small_is_exceeded_by_a_batch_at_most(tmp_path):

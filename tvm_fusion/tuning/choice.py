@@ -6,8 +6,6 @@ Nothing here measures: the times come from a callable, so a choice is a pure fun
 from __future__ import annotations
 
 import collections
-import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from ..build.resources import KernelCompiler
@@ -31,9 +29,6 @@ _REASONS = {
     "spills": ("unprofitable", "spill"),
     "shared_memory": ("unsupported", "shared_memory"),
 }
-
-#: From median absolute deviation to standard deviation, of normally distributed samples.
-_DEVIATION = 1.4826
 
 
 class Times:
@@ -126,10 +121,7 @@ class Times:
 def timing_of(trial: Trial) -> Timing:
     """Median of a trial's samples, and how far another measurement may be from it."""
     middle = trial.microseconds
-    spread = statistics.median(abs(s - middle) for s in trial.samples_us)
-    # The standard error of a median is about 1.25 times that of a mean.
-    error = 1.25 * _DEVIATION * spread / math.sqrt(len(trial.samples_us))
-    return Timing(middle, max(error, LEAST_NOISE * middle))
+    return Timing(middle, max(trial.error_us, LEAST_NOISE * middle))
 
 
 def resources_of(trial: Trial) -> Resources:

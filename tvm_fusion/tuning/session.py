@@ -34,8 +34,11 @@ _OTHERS = 0.25
 #: Parts in which the trials are spent; after each the plan is made again.
 _PARTS = 4
 
-#: Plans made again because a group failed.
-_AGAIN = 8
+#: Plans made again because a group failed, and because kernels were measured again.
+_AGAIN, _SETTLED = 8, 4
+
+#: Share of the time in which candidates are tried; the rest is for measuring again what seems fastest.
+_TUNING = 0.85
 
 
 class Session:
@@ -103,15 +106,29 @@ class Session:
         self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
         self._choose()
         part = max(16, (self.budget.trials - self.tuner.trials) // _PARTS)
-        while not self._is_over and self.tuner.trials < self.budget.trials:
+        tuned = dataclasses.replace(self.budget, seconds=_TUNING * self.budget.seconds)
+        while not (tuned.is_over or self._is_over) and self.tuner.trials < self.budget.trials:
             before = self.tuner.trials
-            self.tuner.run(self._slice(part))
+            self.tuner.run(self._slice(part, tuned.seconds))
             if self.tuner.trials == before:
                 break  # nothing pays any more
             self.tuner.refit()
             self._choose()
+        self._settle()
         self.finished = True
         return self._choose()
+
+    def _settle(self) -> None:
+        """Measure again what seems fastest of the kernels that the plan calls, until it calls no others."""
+        for _ in range(_SETTLED):
+            calls = sorted(
+                self.calls, key=lambda call: (-call[0].best_us * call[1], call[0].digest)
+            )
+            self.tuner.settle([kernel for kernel, _ in calls], self.budget)
+            known = {kernel.digest for kernel, _ in calls}
+            self._choose()
+            if known >= {kernel.digest for kernel, _ in self.calls}:
+                return
 
     @property
     def _is_over(self) -> bool:
@@ -172,9 +189,9 @@ class Session:
         alone = self.with_totals(drop_groups(plan, refusals), WholeTimes(us, whole.unfused_us))
         return dataclasses.replace(alone, pipeline="tvm" if stock else alone.pipeline)
 
-    def _slice(self, trials: int) -> Budget:
-        """So many trials, within what is left of the time."""
-        left = self.budget.seconds - (time.monotonic() - self.budget.started)
+    def _slice(self, trials: int, seconds: float) -> Budget:
+        """So many trials, within what is left of the seconds from the start."""
+        left = seconds - (time.monotonic() - self.budget.started)
         return Budget(min(self.budget.trials, self.tuner.trials + trials), left)
 
     def _explored(self) -> list[Proposal]:

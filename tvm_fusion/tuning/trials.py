@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Version of a line's format. A line of a later one is left alone.
 SCHEMA = 1
 
+#: From median absolute deviation to standard deviation, of normally distributed samples.
+_DEVIATION = 1.4826
+
 #: A sample above this (31 years, in microseconds) is no time.
 _LONGEST = 1e15
 
@@ -77,6 +80,8 @@ class Trial:
         Operators of the kernel, where known; for people only.
     message : str
         Details of a failure; for people only.
+    settled : bool
+        Whether this is the winner of a kernel's last round (`finals`), which goes before all others.
 
     Raises
     ------
@@ -100,6 +105,7 @@ class Trial:
     date: str = dataclasses.field(default_factory=now)
     operators: tuple[str, ...] = ()
     message: str = ""
+    settled: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decision", tuple(map(tuple, self.decision)))
@@ -126,6 +132,7 @@ class Trial:
         _check(legal, "predicted_us", "a positive number or None", time)
         timed = bool(self.samples_us) or self.verdict != "ok"
         _check(timed, "samples_us", "given for the verdict 'ok'", self.samples_us)
+        _check(type(self.settled) is bool, "settled", "true or false", self.settled)
 
     @functools.cached_property
     def trial(self) -> str:
@@ -137,12 +144,22 @@ class Trial:
         """Median of the samples; infinite unless the verdict is ``"ok"``."""
         return statistics.median(self.samples_us) if self.verdict == "ok" else math.inf
 
+    @property
+    def error_us(self) -> float:
+        """Standard error of `microseconds`, from the samples' median absolute deviation; 0 of one sample."""
+        if self.verdict != "ok":
+            return math.inf
+        middle = self.microseconds
+        spread = statistics.median(abs(s - middle) for s in self.samples_us)
+        # The standard error of a median is about 1.25 times that of a mean.
+        return 1.25 * _DEVIATION * spread / math.sqrt(len(self.samples_us))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as they stand in a line."""
         fields = {"schema": SCHEMA, "kernel": self.kernel, "trial": self.trial}
         fields |= {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields |= {"decision": dict(self.decision), "samples_us": list(self.samples_us)}
-        for name in ("operators", "message", "predicted_us"):
+        for name in ("operators", "message", "predicted_us", "settled"):
             if not fields[name]:
                 del fields[name]
         return fields
@@ -239,7 +256,7 @@ class TrialSet:
         return [trial for trial in found.values() if device in (None, trial.device)]
 
     def best(self, kernel: str, device: str | None = None) -> Trial | None:
-        """Return the right trial of least median time; None where there is none.
+        """Return the right trial that is settled, else the one of least median time; None where there is none.
 
         Ties go to the smaller digest, then to the smaller name of a device.
         """
@@ -247,9 +264,9 @@ class TrialSet:
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials of verdict ``"ok"``, fastest first."""
+    """Return the trials of verdict ``"ok"``: those that are settled, then the others, fastest first."""
     right = (trial for trial in trials if trial.verdict == "ok")
-    return sorted(right, key=lambda trial: (trial.microseconds, trial.trial, trial.device))
+    return sorted(right, key=lambda t: (not t.settled, t.microseconds, t.trial, t.device))
 
 
 def _age(trial: Trial) -> tuple[str, str]:

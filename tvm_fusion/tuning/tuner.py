@@ -16,6 +16,7 @@ from ..errors import DatabaseError, TuningError
 from ..schedules.registry import Space, spaces
 from .allocation import Progress, next_kernel
 from .cost_model import Candidate, CostModel
+from .finals import Finals
 from .flights import BuildsCandidates, Flight, MakesReferences, measured
 from .kernels import bare, kernel_digest
 from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
@@ -345,8 +346,25 @@ class Tuner:
             message=result.message,
         )  # fmt: skip
 
+    def settle(self, kernels: Iterable[TunedKernel], budget: Budget) -> None:
+        """Measure the fastest candidates of kernels again beside their defaults (see `finals`)."""
+        if self._builder is None or self._references is None or self._runner is None:
+            return
+        finals = Finals(self._builder, self._references, self._runner)
+        for kernel in kernels:
+            if budget.is_over or self.stopping:
+                return
+            first = next(iter(kernel.search.first()), None)
+            tried = self.records.trials(kernel.digest, self.device.name)
+            self._record(finals.decide(kernel.source, first, tried))
+            if self.report is not None:
+                self.report()
+
     def _keep(self, trials: Sequence[Trial]) -> None:
         self.new_trials += len(trials)
+        self._record(trials)
+
+    def _record(self, trials: Sequence[Trial]) -> None:
         try:
             self.records.add(*trials)
             self.disk_problem = ""
