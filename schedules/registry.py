@@ -258,6 +258,10 @@ def _apply(
         from .cuda.exact_math import exact_functions
 
         scheduled = exact_functions(scheduled)
+    if target.kind.name == "llvm":
+        from .cpu.threads import serial_where_small
+
+        scheduled = serial_where_small(scheduled, target)
     # A Schedule works on a module, whose entry function gets a symbol that ours must not keep.
     if func.attrs is None or "global_symbol" not in func.attrs:
         scheduled = scheduled.without_attr("global_symbol")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...compat import s_tir
 from ..analysis import Block, structure
 from .split import stores_elements
@@ -66,10 +68,11 @@ def schedule_reduction(
     outer, inner = sch.split(spatial[last], [None, vector])
     spatial = [*spatial[:last], outer, *spatial[last + 1 :]]
     sch.reorder(*spatial, *sums, inner)
-    place = spatial[-1]
-    task = _parallel_prefix(sch, spatial[:-1] if len(spatial) > 1 else spatial)
-    if len(spatial) == 1:
-        place = task
+    outer = [int(sch.get(loop).extent) for loop in spatial[:-1]]
+    # The innermost loop keeps a task long, where the others are enough tasks.
+    alone = math.prod(outer) >= _TASKS
+    task = _parallel_prefix(sch, spatial[:-1] if alone else spatial)
+    place = spatial[-1] if alone else task
     if consumer is not None:
         sch.reverse_compute_at(consumer, place)
         tail = sch.get_loops(consumer)[-1]

@@ -15,14 +15,7 @@ from .split import is_epilogue, join_stages, own_consumer, split_stages
 from .vectors import lanes
 
 #: Calls that cost no more than arithmetic and may be repeated where their value is used.
-_CHEAP = {
-    "tirx.if_then_else",
-    "tirx.fabs",
-    "tirx.likely",
-    "tirx.bitwise_and",
-    "tirx.bitwise_or",
-    "tirx.shift_right",
-}
+_CHEAP = {"prim.if_then_else", "prim.likely", "tirx.fabs"}
 
 #: Functions that TVM computes by a polynomial on CPUs, and how often that reads its argument.
 _POLYNOMIALS = {"tirx.tanh", "tirx.erf"}
@@ -135,7 +128,7 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
     if all(call.op.name in _CHEAP for call in calls):
         # A reduction reads elements often: it takes padding (a condition on every element) and
         # float16 (a conversion, which can be a call) from memory.
-        padding = any(call.op.name == "tirx.if_then_else" for call in calls)
+        padding = any(call.op.name == "prim.if_then_else" for call in calls)
         costly = padding or widens(sch.get(block.handle).body)
         rereads = any(
             consumer.is_reduction and _reads_per_element(block, consumer) > _FEW

@@ -418,9 +418,7 @@ def test_empty_tensors_fall_back():
 
 
 def test_tile_is_parallel_and_vectorised():
-    _, shapes, make = CASES["conv_residual"]
-    scheduled, _ = registry.schedule(group_function(group_module(shapes, "float32", make)), LLVM)
-    text = scheduled.script()
+    text = stages_of("conv_residual")[0].script()
     assert "T.parallel" in text and "T.vectorized" in text
 
 
@@ -464,9 +462,10 @@ def test_a_prologue_is_computed_once_and_not_for_every_filter():
 
 
 def stages_of(name, dtype="float32"):
-    """The scheduled function of a case and its top-level loop nests."""
-    _, shapes, make = CASES[name]
-    scheduled, _ = registry.schedule(group_function(group_module(shapes, dtype, make)), LLVM)
+    """The function of a case as its template schedules it, small loops parallel too, and its loop nests."""
+    template, shapes, make = CASES[name]
+    func = group_function(group_module(shapes, dtype, make))
+    scheduled = TEMPLATES[template].apply(func, LLVM).mod["main"]
     return scheduled, tirx.stmt_list(scheduled.body.block.body)
 
 
