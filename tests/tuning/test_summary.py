@@ -88,7 +88,8 @@ def test_equal_operators_are_measured_once(tmp_path, faked):
 
 
 def test_without_groups_tuned_and_unfused_are_one(tmp_path, faked):
-    """They are the same code, so a difference of their times is no gain."""
+    """They are the same code (`time_whole` times it once), and nothing is refused by its time."""
+    faked.whole = WholeTimes(40.0, 40.0, 40.0)
     b = ModuleBuilder()
     lone = canonicalize(b.finish(b.conv("c", b.input("image", (1, 8, 12, 12)), 8)))
     found = tune_model(lone, TARGET, tmp_path, trials=20)
@@ -96,6 +97,7 @@ def test_without_groups_tuned_and_unfused_are_one(tmp_path, faked):
     assert found.whole == WholeTimes(40.0, 40.0, 40.0)
     totals = found.plan.totals
     assert totals.measured_us_before == totals.measured_us_after == 40.0
+    assert not found.plan.rejected
 
 
 @pytest.mark.parametrize("minutes", [0, -1, math.nan])
@@ -158,6 +160,9 @@ def test_a_killed_run_has_a_summary_of_its_last_plan(tmp_path, faked):
         (WholeTimes(70.0, 60.0, 59.0), "unfused"),
         (WholeTimes(70.0, 60.0, 50.0), "default"),
         (WholeTimes(50.0, 60.0, None), "tuned"),
+        (WholeTimes(61.0, 60.0, None, noise=0.02), "tuned"),  # slower, but within the noise
+        (WholeTimes(61.0, 60.0, None, noise=0.002), "unfused"),
+        (WholeTimes(50.0, 60.0, 48.0, default_noise=0.05), "tuned"),
     ],
 )
 def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
@@ -169,6 +174,7 @@ def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
     assert found.plan.totals.measured_us_after == whole.of(fastest)
     records = WorkDir(tmp_path).open("x86_64", "float32")
     assert plan_from_records(module(), TARGET, records).pipeline == found.plan.pipeline
+    assert bool(plan_from_records(module(), TARGET, records).groups) is (fastest == "tuned")
 
 
 @pytest.mark.parametrize("slower", [True, False])

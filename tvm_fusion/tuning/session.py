@@ -169,9 +169,18 @@ class Session:
         )  # fmt: skip
         return dataclasses.replace(plan, totals=totals)
 
-    def without_groups(self, plan: Plan, whole: WholeTimes) -> Plan:
-        """A plan that fuses nothing, because the whole model was faster so, or by TVM's default pipeline."""
-        side = whole.fastest
+    def without_groups(self, plan: Plan, whole: WholeTimes, side: str) -> Plan:
+        """A plan that fuses nothing, because the whole model was faster so, or by TVM's default pipeline.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan with groups.
+        whole : WholeTimes
+            Times of the whole model.
+        side : {"unfused", "default"}
+            What is compiled.
+        """
         stock = side == "default"
         us = whole.default_us if stock and whole.default_us is not None else whole.unfused_us
         numbers = {

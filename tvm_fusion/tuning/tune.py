@@ -153,11 +153,9 @@ def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | No
     if lookup is None or stopped:
         return Tuned(plan, None, trials, stopped=stopped)
     whole = time_whole(mod, session.target, plan, lookup)
-    if not plan.groups:  # both are the same code: what differs is noise
-        both = (whole.tuned_us + whole.unfused_us) / 2
-        whole = dataclasses.replace(whole, tuned_us=both, unfused_us=both)
-    if whole.fastest == "default" or (plan.groups and whole.fastest == "unfused"):
-        return Tuned(session.without_groups(plan, whole), whole, trials, whole.fastest)
+    if whole.fastest != "tuned":
+        bare = session.without_groups(plan, whole, whole.fastest)
+        return Tuned(bare, whole, trials, whole.fastest)
     return Tuned(session.with_totals(plan, whole), whole, trials)
 
 
@@ -219,7 +217,8 @@ def _recalled(session: Session, *, require_all: bool = False) -> Tuned:
     for last in load_summaries(session.tuner.records.folder):
         if last.shipped != "tuned" and (last.alone, last.device) == (operators, device):
             whole = WholeTimes(last.tuned_us, last.unfused_us, last.default_us)
-            return Tuned(session.without_groups(plan, whole), None, trials, last.shipped)
+            bare = session.without_groups(plan, whole, last.shipped)
+            return Tuned(bare, None, trials, last.shipped)
     return Tuned(plan, None, trials)
 
 
