@@ -154,6 +154,26 @@ def test_prune(work: Path, capsys) -> None:
     assert text == f"{place.folder}: dropped 3 trials and 0 records of meta-schedule\n"
     assert [t.microseconds for t in place.records()] == [1.5]
     assert "dropped 0 trials" in out(capsys, 0, "prune", work, "--keep", "3")
+    with (place.folder / "trials.jsonl").open("a") as file:
+        file.write("garbage\n{")
+    told = "dropped 0 trials, 2 damaged lines and 0 records of meta-schedule"
+    assert told in out(capsys, 0, "prune", work)
+
+
+def test_a_place_without_trials(tmp_path: Path, capsys) -> None:
+    """As a run leaves it that was stopped before its first trial."""
+    WorkDir(tmp_path / "work").open("sm_90", "float16")
+    listed = ["list", tmp_path / "work"]
+    assert out(capsys, 0, *listed) == "no trials are on record yet\n"
+    assert json.loads(out(capsys, 0, *listed, "--format", "json")) == []
+    assert out(capsys, 0, *listed, "--models") == "no cost model was corrected yet\n"
+    page = tmp_path / "page.html"
+    assert "no trials are on record there yet" in out(
+        capsys, 2, "report", tmp_path / "work", "-o", page
+    )
+    assert "no kernel has a time" in out(capsys, 2, "export", tmp_path / "work", "-o", page)
+    assert not page.exists()
+    assert "dropped 0 trials" in out(capsys, 0, "prune", tmp_path / "work")
 
 
 def test_models(work: Path, capsys) -> None:

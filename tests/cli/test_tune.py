@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -133,6 +134,24 @@ def test_bench_times_what_was_tuned(tuned, model, capsys) -> None:
     assert "ratio" in capsys.readouterr().out
 
 
+def test_bench_without_groups_shows_no_ratio(model, tmp_path, capsys) -> None:
+    plan = tmp_path / "plan.json"
+    assert main(["plan", model, *SHAPE, "--deny", "*", "-o", str(plan)]) == 0
+    assert main(["bench", model, *SHAPE, "--plan", str(plan)]) == 0
+    out = capsys.readouterr().out
+    assert "ratio" not in out and "no groups: fused and unfused are the same code" in out
+
+
+def test_bench_of_what_tvm_compiles_is_against_our_kernels(model, tmp_path, capsys) -> None:
+    plan = tmp_path / "plan.json"
+    assert main(["plan", model, *SHAPE, "--deny", "*", "-o", str(plan)]) == 0
+    whole = Plan.from_json(plan.read_text())
+    plan.write_text(dataclasses.replace(whole, pipeline="tvm").to_json())
+    assert main(["bench", model, *SHAPE, "--plan", str(plan)]) == 0
+    out = capsys.readouterr().out
+    assert "ratio" in out and "(TVM's default pipeline)" in out and "(3 kernels)" in out
+
+
 def test_a_page_later(tuned, tmp_path, capsys) -> None:
     page = tmp_path / "later.html"
     assert main(["db", "report", str(tuned[0] / "work"), "-o", str(page)]) == 0
@@ -144,44 +163,99 @@ def test_a_page_later(tuned, tmp_path, capsys) -> None:
     assert "no run of a model 'x' is on record there" in line
 
 
-def test_ctrl_c_ends_with_the_best_so_far(model, tmp_path) -> None:
-    """A child that is interrupted while it measures: exit code 130, a plan, and nothing is lost."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_with_the_best_so_far(number, model, tmp_path) -> None:
+    """A child that is interrupted while it measures: exit code 130, a plan, nothing is lost, nobody lives on."""
     work, plan = tmp_path / "work", tmp_path / "plan.json"
-    command = [
-        sys.executable,
-        "-m",
-        "tvm_fusion.cli",
-        "tune",
-        model,
-        *SHAPE,
-        "--work-dir",
-        str(work),
-    ]
-    child = subprocess.Popen(
-        [*command, "--trials", "2000", "-o", str(plan)], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_default_interrupt,
-    )  # fmt: skip
-    try:
+    arguments = ["--work-dir", str(work), "--trials", "2000", "-o", str(plan)]
+    with _started(["tune", model, *SHAPE, *arguments]) as child:
         deadline = time.monotonic() + 300
         while not any(f.stat().st_size for f in work.glob("*/trials.jsonl")):
             assert child.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
+        workers = _children(child.pid)
+        if number == signal.SIGTERM:
+            for worker in workers:  # as a service manager does
+                os.kill(worker, number)
+        child.send_signal(number)
         out, err = child.communicate(timeout=300)
-    finally:
-        child.kill()
     assert child.returncode == 130, err
     assert "Traceback" not in err and "Ctrl-C again stops at once" in err
     assert "stopped, the best so far" in out and "go on: the same command again" in out
     assert Plan.from_json(plan.read_text()).operators == 3
     lines = lines_of(work)
     assert f"{len(lines)} trials of 2000" in out
-    assert all(json.loads(line)["verdict"] for line in lines)
+    assert {json.loads(line)["verdict"] for line in lines} == {"ok"}
+    assert workers and not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_termination_before_there_is_a_plan(model, tmp_path) -> None:
+    """While TVM is imported or the model read: a line, exit code 130, and no folder."""
+    with _started(["tune", model, *SHAPE, "--work-dir", str(tmp_path / "work")]) as child:
+        time.sleep(1.5)
+        child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(timeout=300)
+    if "Ctrl-C again" not in err:  # a fast machine
+        assert (child.returncode, out) == (130, "") and err.endswith("tvm-fusion: interrupted\n")
+
+
+def test_who_calls_the_program_keeps_his_handler_of_termination(capsys) -> None:
+    def own(*_):
+        """Of a server that calls `main`."""
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        assert main(["--version"]) == 0 and signal.getsignal(signal.SIGTERM) is own
+        display = live.TuningDisplay(Console(file=io.StringIO()))
+        with display.shown():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    capsys.readouterr()
+
+
+@contextlib.contextmanager
+def _started(arguments):
+    """The program in a process of its own, which does not outlive the test."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tvm_fusion.cli", *arguments], text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_default_interrupt,
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process started, by what the kernel says of every thread."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def _default_interrupt() -> None:
     """A test runner that is a background job passes its ignoring of SIGINT on."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("option", ["-o", "--html"])
+@pytest.mark.parametrize("name", ["trials.jsonl", "models/tiny.json", "new.json"])
+def test_records_are_not_replaced(option, name, model, tmp_path, faked, capsys) -> None:
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "8"]
+    assert main([*arguments, "-o", str(tmp_path / "plan.json")]) == 0  # beside them is fine
+    capsys.readouterr()
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert "is among the records" in error_line([*arguments, option, str(folder / name)], capsys)
+    link = tmp_path / "link"
+    link.symlink_to(folder / name)
+    assert "is among the records" in error_line([*arguments, option, str(link)], capsys)
+    for command in ("plan", "compile"):
+        line = error_line([command, model, *SHAPE, "-o", str(folder / name)], capsys)
+        assert "is among the records" in line
+    assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_second_run_goes_on(model, tmp_path, faked, capsys) -> None:
@@ -202,7 +276,7 @@ def test_require_cached(model, tmp_path, faked, capsys) -> None:
     work = tmp_path / "work"
     cached = ["tune", model, *SHAPE, "--work-dir", str(work), "--require-cached"]
     line = error_line(cached, capsys)
-    assert "never measured (matmul + add + relu)" in line and "without require_cached" in line
+    assert f"{work} has no trials of x86_64, float32" in line and "without require_cached" in line
     assert not work.exists()
     assert main(["tune", model, *SHAPE, "--work-dir", str(work), "--trials", "8"]) == 0
     ran, page = len(faked.ran), tmp_path / "page.html"
@@ -211,7 +285,7 @@ def test_require_cached(model, tmp_path, faked, capsys) -> None:
     assert "<svg" in (tmp_path / "plan.html").read_text() and "8 trials of 8" in page.read_text()
     # Another shape has other kernels.
     other = [*cached[:2], "--shape", "x=24,32", *cached[4:]]
-    assert "never measured" in error_line(other, capsys)
+    assert "never measured (matmul + add + relu)" in error_line(other, capsys)
 
 
 def test_a_second_ctrl_c_leaves_the_plan_of_the_moment(model, tmp_path, faked, capsys) -> None:
@@ -280,6 +354,8 @@ def test_a_terminal_shows_a_table(model, tmp_path, faked) -> None:
         (["--work-dir", "W", "--target", "tpu"], "unknown target 'tpu'"),
         (["--work-dir", "W", "-o", "none/plan.json"], "No such folder"),
         (["--work-dir", "W", "-o", "x", "--html", "x"], "name the same file"),
+        (["--work-dir", "W", "-o", "W"], "W is the work dir; name another file"),
+        (["--work-dir", "W", "--html", "./W"], "W is the work dir; name another file"),
         (["--work-dir", __file__], "is a file; name a folder"),
         (["--work-dir", "W", "--max-depth", "0"], "--max-depth"),
     ],

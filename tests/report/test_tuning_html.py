@@ -156,6 +156,24 @@ def test_depth_against_latency(page) -> None:
     assert "3 times in the model, first at" in words(page)
 
 
+@pytest.mark.parametrize("shipped", ["unfused", "default"])
+def test_after_a_fall_back_the_page_agrees_with_itself(tmp_path, shipped) -> None:
+    """What is compiled is the outcome; groups are not called, and are not said to be slower than their parts."""
+    one = summary(
+        shipped=shipped, tuned_us=28.0, unfused_us=25.5, default_us=20.0 if shipped == "default" else 30.0,
+        launches=(4, 4), groups=0,
+    )  # fmt: skip
+    told = words(Page(render_tuning([place_with(tmp_path, one)])))
+    assert "(28.0 µs)" in told and "1 group is not compiled because of measured times" in told
+    assert "→ tuned" not in told and "measured slower than the best plan" not in told
+    if shipped == "unfused":
+        assert "TVM's default → unfused µs 30.0 → 25.5" in told and "kernel launches 4 → 4" in told
+        assert "unfused → " not in told.replace("default → unfused", "")
+    else:
+        assert "whole model, unfused → TVM's default µs 25.5 → 20.0" in told
+        assert "kernel launches" not in told and "none of the kernels below" in told
+
+
 def test_what_was_rejected(page) -> None:
     told = words(page)
     count = MAX_EXAMPLES + 2
@@ -205,7 +223,11 @@ def test_several_models_are_one_page(tmp_path) -> None:
 def test_a_page_of_no_trials(tmp_path) -> None:
     place = WorkDir(tmp_path).place("sm_90", "float16", "0.27.0")
     place.create()
-    assert "0 trials" in words(Page(render_tuning([place])))
+    with pytest.raises(DatabaseError, match="no trials are on record there yet"):
+        render_tuning([place])
+    # Of a model without kernels there is something to tell.
+    save_summary(place.folder, summary(kernels=(), chains=(), trials=0))
+    assert "0 trials of 50" in words(Page(render_tuning([place])))
 
 
 def test_a_curve_without_a_right_trial() -> None:

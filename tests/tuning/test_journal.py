@@ -80,11 +80,11 @@ def test_a_rewrite_that_fails_changes_nothing(journal: Journal, monkeypatch) -> 
 
 
 def test_a_rewrite_drops_a_torn_tail_and_keeps_a_whole_one(journal: Journal) -> None:
-    journal.rewrite(lambda lines: lines)
+    assert not journal.rewrite(lambda lines: lines)
     assert not journal.path.exists()
     for tail, kept in ((b'{"b"', b""), (b"[2]", b"[2]\n")):
         journal.path.write_bytes(b"[1]\n" + tail)
-        journal.rewrite(lambda lines: lines)
+        assert journal.rewrite(lambda lines: lines) is (tail == b'{"b"')
         assert journal.path.read_bytes() == b"[1]\n" + kept
 
 

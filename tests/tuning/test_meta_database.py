@@ -218,9 +218,9 @@ def test_merge_and_prune(filled, tmp_path: Path) -> None:
     for size in (32, 48, 64):
         ours, theirs = filled.records(module(size)), other.records(module(size))
         assert choices(ours) == choices(theirs)
-    assert filled.prune(2) == 2
+    assert filled.prune(2) == (2, 0)
     assert choices(filled.records(module())) == [(1, [1e-6]), (0, [3e-6, 1e-6])]
-    assert filled.prune(2) == 0
+    assert filled.prune(2) == (0, 0)
     assert len(ms.database.JSONDatabase(work_dir=str(tmp_path))) == 5
 
 
@@ -228,7 +228,7 @@ def test_prune_drops_damage(filled, tmp_path: Path) -> None:
     file = tmp_path / "database_tuning_record.json"
     file.write_text("\ngarbage\n" + file.read_text())
     with pytest.warns(UserWarning, match="lines skipped: 2 damaged"):
-        assert MetaDatabase(tmp_path, "sm_90").prune(9) == 2
+        assert MetaDatabase(tmp_path, "sm_90").prune(9) == (0, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(MetaDatabase(tmp_path, "sm_90").records(module())) == 3

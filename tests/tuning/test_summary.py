@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
@@ -12,13 +13,14 @@ from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
+from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning import tuner as tuner_module
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import plan_from_records, tune_model
-from tvm_fusion.tuning.tuned import recorded_device
+from tvm_fusion.tuning.tuned import own_device, recorded_device
 from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import Records, WorkDir
@@ -126,8 +128,8 @@ def test_of_a_full_disk_the_lost_trials_are_told(tmp_path, faked, monkeypatch):
     """Not the summary, which fails last."""
 
     def add(records, *trials):
-        for trial in trials:
-            records._keep(trial)
+        for one in trials:
+            records._keep(one)
         raise DatabaseError("trials are in memory only")
 
     def save(*_):
@@ -175,6 +177,16 @@ def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
     records = WorkDir(tmp_path).open("x86_64", "float32")
     assert plan_from_records(module(), TARGET, records).pipeline == found.plan.pipeline
     assert bool(plan_from_records(module(), TARGET, records).groups) is (fastest == "tuned")
+    # The summary tells of what is compiled, not of the groups that are not.
+    (summary,) = load_summaries(WorkDir(tmp_path).places()[0].folder)
+    called = [k for k in summary.kernels if k.calls]
+    chosen = [row.least for chain in summary.chains for row in chain.rows if row.chosen]
+    if fastest == "default":
+        assert not called and not chosen
+    else:
+        assert sum(k.calls for k in called) == summary.launches[1]
+        assert any(k.strategy for k in called) is (fastest == "tuned")
+        assert set(chosen) == ({1} if fastest == "unfused" else set(chosen) - {1})
 
 
 @pytest.mark.parametrize("slower", [True, False])
@@ -204,10 +216,54 @@ def test_times_of_another_device_are_better_than_none(tmp_path, faked):
     assert recorded_device(empty, Device("elsewhere")).name == "elsewhere"
 
 
+def test_a_former_name_counts_where_the_present_one_has_no_trials(tmp_path):
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    of = {"arch": "x86_64"}
+    records.add(
+        trial(rows=1, device="cpu", **of), *(trial(rows=n, device="B", **of) for n in (1, 2))
+    )
+    assert own_device(records, Device("A", former="cpu")).name == "cpu"
+    assert recorded_device(records, Device("A", former="cpu")).name == "cpu"
+    assert recorded_device(records, Device("A", former="mine")).name == "B"
+    records.add(trial(rows=3, device="A", **of))
+    assert own_device(records, Device("A", former="cpu")).name == "A"
+
+
 def test_require_cached_makes_no_folder(tmp_path, faked):
-    with pytest.raises(TuningError, match=r"never measured .*; tune first"):
+    with pytest.raises(
+        TuningError, match=r"none has no trials of x86_64, float32 .* on a device: .*tune first"
+    ):
         tune_model(module(), TARGET, tmp_path / "none", require_cached=True)
     assert not (tmp_path / "none").exists() and not faked.ran
+
+
+def test_require_cached_names_the_devices_that_there_are(tmp_path, faked, monkeypatch):
+    tuned = tune_model(module(), TARGET, tmp_path, trials=20)
+    monkeypatch.setattr(tune_module, "device_of", lambda *_: Device("another"))
+    told = f"on another, but {tuned.trials} of a device: the model was never measured there"
+    with pytest.raises(TuningError, match=told):
+        tune_model(module(), TARGET, tmp_path, require_cached=True)
+    # Unless that is what this one was called before.
+    monkeypatch.setattr(tune_module, "device_of", lambda *_: Device("another", former="a device"))
+    found = tune_model(module(), TARGET, tmp_path, require_cached=True)
+    assert found.plan.groups == tuned.plan.groups and found.trials == tuned.trials
+    # A model of which this device was never asked is another matter.
+    b = ModuleBuilder()
+    other = canonicalize(b.finish(b.conv("c", b.input("image", (1, 8, 14, 14)), 8)))
+    with pytest.raises(TuningError, match=r"never measured \(conv2d\); tune first"):
+        tune_model(other, TARGET, tmp_path, require_cached=True)
+
+
+def test_a_workbench_that_cannot_be_leaves_no_folder(tmp_path, faked, monkeypatch):
+    @contextlib.contextmanager
+    def broken(*_):
+        raise TuningError("no device")
+        yield
+
+    monkeypatch.setattr(tune_module, "_workbench", broken)
+    with pytest.raises(TuningError, match="no device"):
+        tune_model(module(), TARGET, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_summaries_survive_json_and_damage(tmp_path, recwarn):

@@ -15,7 +15,7 @@ from tvm_fusion.errors import DatabaseError
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.trials import Trial
-from tvm_fusion.tuning.upkeep import merge, prune
+from tvm_fusion.tuning.upkeep import Pruned, merge, prune
 from tvm_fusion.tuning.work_dir import WorkDir
 
 #: Few values each, so that trials meet.
@@ -99,7 +99,7 @@ def test_prune_keeps_the_best(trials, keep: int) -> None:
             before = place.records()
             prune(place, keep)
             after = place.records()
-            assert prune(place, keep) == (0, 0)
+            assert prune(place, keep) == Pruned(0, 0)
             groups = collections.Counter((t.kernel, t.device) for t in before if t.verdict == "ok")
             found = collections.Counter((t.kernel, t.device) for t in after)
             assert found == {group: min(count, keep) for group, count in groups.items()}
@@ -116,7 +116,9 @@ def test_prune_drops_damage_and_keeps_what_a_later_release_wrote(tmp_path: Path)
     file = place.folder / "trials.jsonl"
     newer = '{"schema":2,"decision":[]}\n'
     file.write_text("garbage\n" + newer + file.read_text() + '{"torn')
-    assert prune(place, keep=1) == (3, 0)
+    dropped = prune(place, keep=1)
+    assert dropped == Pruned(trials=2, records=0, damaged=2)
+    assert str(dropped) == "2 trials, 2 damaged lines and 0 records of meta-schedule"
     assert file.read_text() == newer + trial(rows=2, us=1.0).to_line() + "\n"
 
 

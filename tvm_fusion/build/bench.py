@@ -33,6 +33,10 @@ class BenchResult:
         Measurements of each side.
     fused_launches, unfused_launches : int
         Kernels of each side.
+    pipeline : str
+        What compiled the fused side (see ``Plan``).
+    same : bool
+        Whether both sides are the same code, which was timed once.
     """
 
     fused: float
@@ -41,10 +45,19 @@ class BenchResult:
     repeat: int
     fused_launches: int
     unfused_launches: int
+    pipeline: str = "tvm_fusion"
+    same: bool = False
 
     def __str__(self) -> str:
+        if self.same:
+            return (
+                f"unfused {self.unfused * 1e3:10.3f} ms  ({self.unfused_launches} kernels, median of {self.repeat})\n"
+                "the plan has no groups: fused and unfused are the same code"
+            )
+        stock = self.pipeline == "tvm"
+        kernels = "TVM's default pipeline" if stock else f"{self.fused_launches} kernels"
         return (
-            f"fused   {self.fused * 1e3:10.3f} ms  ({self.fused_launches} kernels)\n"
+            f"fused   {self.fused * 1e3:10.3f} ms  ({kernels})\n"
             f"unfused {self.unfused * 1e3:10.3f} ms  ({self.unfused_launches} kernels)\n"
             f"ratio   {self.ratio:10.2f}x  (medians of {self.repeat}, interleaved)"
         )
@@ -63,7 +76,8 @@ def compare(
 
     Both sides come from the same canonical module and the same templates, run in the same way (on
     a GPU as CUDA graphs, or both without if one of them cannot) and take turns, so that a drifting
-    clock touches both.
+    clock touches both. Without groups they are the same code, which is timed once; a plan that TVM's
+    default pipeline compiles is timed against our kernels.
 
     Parameters
     ----------
@@ -86,10 +100,12 @@ def compare(
         If the shape of an input is symbolic.
     """
     require_static(signature_of(mod, target).inputs)
-    sides = [compile_model(mod, target, plan=chosen) for chosen in (plan, unfused_plan(plan))]
+    same = not plan.groups and plan.pipeline == "tvm_fusion"
+    plans = [plan] if same else [plan, unfused_plan(plan)]
+    sides = [compile_model(mod, target, plan=chosen) for chosen in plans]
     rng = np.random.default_rng(seed)
     arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
-    times: list[list[float]] = [[], []]
+    times: list[list[float]] = [[] for _ in sides]
     for side in sides:
         side.time(*arrays)  # warm up: first calls allocate, load and capture
     if not all(side.cuda_graph for side in sides):
@@ -102,8 +118,10 @@ def compare(
             times[k] += side.time(*arrays, number=number, repeat=1)
         if progress:
             progress(i + 1, repeat)
-    fused, unfused = (statistics.median(t) for t in times)
+    medians = [statistics.median(found) for found in times]
+    fused, unfused = medians[0], medians[-1]
     totals = sides[0].plan.totals
     return BenchResult(
-        fused, unfused, unfused / fused, repeat, totals.launches_after, totals.launches_before
-    )
+        fused, unfused, unfused / fused, repeat, totals.launches_after, totals.launches_before,
+        plan.pipeline, same,
+    )  # fmt: skip

@@ -295,7 +295,9 @@ def _with_templates(plan: Plan, mod: tvm.IRModule, kernels: Mapping[str, str]) -
 
 def unfused_plan(plan: Plan) -> Plan:
     """The plan with a kernel per operator: the baseline of every comparison."""
-    return dataclasses.replace(plan, groups=(), rejected=(), ungrouped=(), totals=plan.totals)
+    return dataclasses.replace(
+        plan, groups=(), rejected=(), ungrouped=(), totals=plan.totals, pipeline="tvm_fusion"
+    )
 
 
 def kernel_calls(mod: tvm.IRModule) -> list[str]:

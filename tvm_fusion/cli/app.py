@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from typing import Annotated
@@ -69,6 +71,7 @@ def run(arguments: list[str]) -> int:
         Exit code.
     """
     warnings.showwarning = _show_warning
+    _interrupt_on_termination()
     try:
         code = app(arguments, prog_name="tvm-fusion", standalone_mode=False)
         sys.stdout.flush()
@@ -85,6 +88,14 @@ def run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         return _report(_sentence(error))
+
+
+def _interrupt_on_termination() -> None:
+    """Let SIGTERM do what Ctrl-C does: clean up, end what was started, and say so in a line."""
+    main = threading.current_thread() is threading.main_thread()
+    # Who runs a command inside a program of his own, or ignores the signal, has said what it does.
+    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _command(error: typer.BadParameter) -> str:

@@ -346,7 +346,9 @@ def stage(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def check_output(output: Path, model: Path) -> None:
-    """Refuse an output that cannot be a new file, before any work is done."""
+    """Refuse an output that cannot be a new file, or would be one of tuning's, before any work is done."""
+    from ..tuning.work_dir import folder_of_records
+
     folder = output.absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such folder", str(folder))
@@ -354,3 +356,6 @@ def check_output(output: Path, model: Path) -> None:
         raise ValueError(f"{output} is a folder; name the file to write")
     if output.exists() and model.exists() and output.samefile(model):
         raise ValueError(f"{output} is the model itself; name another file with -o")
+    records = folder_of_records(output)
+    if records is not None:
+        raise ValueError(f"{output} is among the records in {records}; name a file elsewhere")

@@ -44,6 +44,8 @@ def list_records(
     rows = [row for place in _places(dirs) for row in describe(place)]
     if format == "json":
         print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("no cost model was corrected yet" if models else "no trials are on record yet")
     elif models:
         _print_table(_MODEL_COLUMNS, map(_model_cells, rows))
     else:
@@ -104,7 +106,6 @@ def report_records(
 
     check_output(output, dirs[0])
     places = _places(dirs)
-    _check_apart(output, places)
     page = render_tuning(places, model=model)
     output.write_text(page + "\n", encoding="utf-8")
     print(f"wrote {output}")
@@ -148,7 +149,6 @@ def export_records(
 
     check_output(output, dirs[0])
     places = _places(dirs)
-    _check_apart(output, places)
     places = [place for place in places if arch in (None, place.arch)]
     archs = sorted({place.arch for place in places})
     if len(archs) > 1:
@@ -182,8 +182,8 @@ def prune_records(
     from ..tuning.upkeep import prune
 
     for place in _places(dirs):
-        trials, records = prune(place, keep)
-        print(f"{place.folder}: dropped {trials} trials and {records} records of meta-schedule")
+        dropped = prune(place, keep)
+        print(f"{place.folder}: dropped {dropped}")
 
 
 def _places(dirs: list[Path]) -> list[Place]:
@@ -192,15 +192,6 @@ def _places(dirs: list[Path]) -> list[Place]:
 
     found = {place.folder.resolve(): place for path in dirs for place in WorkDir(path).places()}
     return list(found.values())
-
-
-def _check_apart(output: Path, places: Iterable[Place]) -> None:
-    """Refuse an output among the records, which it might replace."""
-    for place in places:
-        if place.folder.resolve() in output.resolve().parents:
-            raise ValueError(
-                f"{output} is among the records in {place.folder}; name a file elsewhere"
-            )
 
 
 def _models(place: Place) -> Iterator[dict[str, Any]]:

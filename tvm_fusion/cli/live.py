@@ -1,4 +1,4 @@
-"""Shows a tuning run on stderr: a live table on a terminal, else a line now and then; and stops it on Ctrl-C."""
+"""Shows a tuning run on stderr: a live table on a terminal, else a line now and then; stops it on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -104,7 +104,7 @@ class TuningDisplay:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the run inside a ``with``; the first Ctrl-C there stops it, the second is as usual."""
+        """Show the run inside a ``with``; the first Ctrl-C or SIGTERM there stops it, the second is as usual."""
         with _first_interrupt(self.stop):
             if not self._console.is_terminal:
                 yield
@@ -118,19 +118,23 @@ class TuningDisplay:
 
 @contextlib.contextmanager
 def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Call a function on the first SIGINT instead of raising ``KeyboardInterrupt``."""
-    # Handlers belong to the main thread; a job that ignores SIGINT (behind "&" in a script) goes on doing so.
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
+    """Call a function on the first SIGINT or SIGTERM instead of what it usually does."""
+    before: dict[int, Any] = {}
+
+    def usual() -> None:
+        while before:
+            signal.signal(*before.popitem())
 
     def handle(number: int, frame: types.FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
+        usual()
         stop()
 
-    before = signal.signal(signal.SIGINT, handle)
+    # Handlers belong to the main thread; a job that ignores SIGINT (behind "&" in a script) goes on doing so.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        usual()

@@ -142,6 +142,8 @@ def _check_files(model: Path, work_dir: Path, output: Path | None, html: Path | 
     for file in (output, html):
         if file is not None:
             check_output(file, model)
+            if file.resolve() == work_dir.resolve():
+                raise ValueError(f"{file} is the work dir; name another file")
     if output is not None and html is not None and output.absolute() == html.absolute():
         raise ValueError("--output and --html name the same file; give them two names")
     if work_dir.exists() and not work_dir.is_dir():
@@ -186,10 +188,10 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
     groups = len(found.plan.groups)
     how = "on record" if cached else f"of {trials}"
     state = "stopped, the best so far" if found.stopped else "tuned"
-    lines = [
-        f"{name}: {state}: {found.trials} trials {how}, {groups} group{'s' * (groups != 1)}, "
-        f"{t.launches_before} kernel launches unfused, {t.launches_after} fused"
-    ]
+    first = f"{name}: {state}: {found.trials} trials {how}, {groups} group{'s' * (groups != 1)}"
+    if found.shipped != "default":  # how many kernels TVM makes is not known
+        first += f", {t.launches_before} kernel launches unfused, {t.launches_after} fused"
+    lines = [first]
     if whole is not None:
         tuned = whole.of(found.shipped)
         default = "not usable" if whole.default_us is None else time_text(whole.default_us)

@@ -40,11 +40,15 @@ def render_tuning(places: Sequence[Place], *, model: str | None = None) -> str:
     Raises
     ------
     DatabaseError
-        If a file cannot be read, or no run of the model is on record.
+        If a file cannot be read, or no run of the model, or nothing at all, is on record.
     """
     pages = [page for place in places for page in _pages(place, model)]
-    if not pages:
+    if not pages and model is not None:
         raise DatabaseError(f"no run of a model {model!r} is on record there; leave --model out")
+    if not pages:
+        raise DatabaseError(
+            "no trials are on record there yet; tvm-fusion tune --work-dir makes them"
+        )
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
@@ -62,6 +66,6 @@ def _pages(place: Place, model: str | None) -> list[ModelPage]:
     summaries = [s for s in load_summaries(place.folder) if model in (None, s.model)]
     if summaries:
         return [model_page(summary, trials, "", place.dtype_policy) for summary in summaries]
-    if model is not None:
+    if model is not None or not len(trials):
         return []
     return [model_page(None, trials, place.folder.name, place.dtype_policy)]

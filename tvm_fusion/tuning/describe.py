@@ -55,7 +55,7 @@ def describe(
         launches=(plan.totals.launches_before, plan.totals.launches_after),
         groups=len(plan.groups),
         kernels=tuple(map(_note, kernel_views(session))),
-        chains=tuple(_chains(session)),
+        chains=tuple(_chains(session, shipped)),
         slower=tuple(Slower(r.strategy, r.nodes, r.detail) for r in slower),
         alone=alone(session),
         tuned_us=whole.tuned_us if whole else None,
@@ -79,7 +79,7 @@ def _note(view: KernelView) -> KernelNote:
     )  # fmt: skip
 
 
-def _chains(session: Session) -> list[ChainNote]:
+def _chains(session: Session, shipped: str) -> list[ChainNote]:
     """Depth against latency; chains of the same kernels once, with their number."""
     singles = single_kernels(session)
     kernels = {p: k for p, k in session.times.asked if k is not None and len(p.operators) > 1}
@@ -92,7 +92,7 @@ def _chains(session: Session) -> list[ChainNote]:
 
     notes: dict[tuple, list[ChainNote]] = collections.defaultdict(list)
     for chain in chains(session.graph, list(kernels), time, time_alone):
-        note = _chain(session, chain, kernels, singles)
+        note = _chain(session, chain, kernels, singles, shipped)
         if len(note.rows) > 1:
             notes[note.operators, note.rows].append(note)
     first = [(same[0], len(same)) for same in notes.values()]
@@ -101,7 +101,7 @@ def _chains(session: Session) -> list[ChainNote]:
 
 def _chain(
     session: Session, chain: Chain, kernels: dict[Proposal, TunedKernel],
-    singles: dict[str, TunedKernel],
+    singles: dict[str, TunedKernel], shipped: str,
 ) -> ChainNote:  # fmt: skip
     graph, inside = session.graph, set(chain.operators)
     planned = {g.operators for g in session.groups if inside & set(g.operators)}
@@ -111,7 +111,7 @@ def _chain(
         digests += [singles[name].digest for name in row.singles if name in singles]
         sets = [group.operators for group in row.groups] + [(name,) for name in row.singles]
         nbytes = sum(sum(graph.traffic(names)) for names in sets)
-        chosen = {group.operators for group in row.groups} == planned
+        chosen = shipped != "default" and {group.operators for group in row.groups} == planned
         failed = math.isinf(row.microseconds)
         return RowNote(row.least, row.most, tuple(digests), nbytes, chosen, failed)
 

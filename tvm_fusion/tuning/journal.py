@@ -90,8 +90,13 @@ class Journal:
         except OSError as error:
             raise DatabaseError(f"cannot write {self.path}: {error.strerror}") from error
 
-    def rewrite(self, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    def rewrite(self, change: Callable[[list[bytes]], list[bytes]]) -> bool:
         """Replace the lines by what a function makes of them; other processes wait meanwhile.
+
+        Returns
+        -------
+        bool
+            Whether what a killed writer left after the last line end was dropped.
 
         Raises
         ------
@@ -102,7 +107,8 @@ class Journal:
         try:
             with self._locked(os.O_RDWR) as fd:
                 *lines, tail = _read(fd, 0).split(b"\n")
-                kept = change([*lines, tail] if _complete(tail) else lines)
+                torn = bool(tail) and not _complete(tail)
+                kept = change(lines if torn or not tail else [*lines, tail])
                 try:
                     with open(fresh, "wb") as file:
                         _write(file.fileno(), b"".join(line + b"\n" for line in kept))
@@ -110,9 +116,10 @@ class Journal:
                 finally:
                     fresh.unlink(missing_ok=True)
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
             raise DatabaseError(f"cannot write {self.path}: {error.strerror}") from error
+        return torn
 
     def _news(self, fd: int) -> News:
         """Read on under the lock."""

@@ -170,31 +170,36 @@ class MetaDatabase:
             self._add(added)
         return len(added)
 
-    def prune(self, keep: int) -> int:
-        """Drop all but the fastest records of each workload, and damaged ones; return how many.
+    def prune(self, keep: int) -> tuple[int, int]:
+        """Drop all but the fastest records of each workload, and damaged lines.
+
+        Returns
+        -------
+        records, damaged : int
+            How many of each were dropped.
 
         Raises
         ------
         DatabaseError
             If the file cannot be written.
         """
-        dropped = 0
+        dropped = damaged = 0
 
         def fastest(lines: list[bytes]) -> list[bytes]:
-            nonlocal dropped
+            nonlocal dropped, damaged
             rows: dict[bytes, tuple[int, _Record]] = {}
             for line in lines:
                 try:
                     rows[line] = _parse_record(line, len(self._workloads))
                 except ValueError:
-                    continue
+                    damaged += 1
             kept = _fastest(rows, keep)
-            dropped = len(lines) - len(kept)
+            dropped = len(lines) - damaged - len(kept)
             return kept
 
-        self._record_file.rewrite(fastest)
+        torn = self._record_file.rewrite(fastest)
         self.refresh()
-        return dropped
+        return dropped, damaged + torn
 
     def _own(self) -> Iterator[tuple[_Workload, _Record]]:
         """Records of this arch with their workloads."""

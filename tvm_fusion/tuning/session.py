@@ -172,6 +172,8 @@ class Session:
     def without_groups(self, plan: Plan, whole: WholeTimes, side: str) -> Plan:
         """A plan that fuses nothing, because the whole model was faster so, or by TVM's default pipeline.
 
+        ``groups`` and ``calls`` are those of this plan from then on.
+
         Parameters
         ----------
         plan : Plan
@@ -191,6 +193,9 @@ class Session:
             if stock
             else "no faster with the groups of its best plan"
         )
+        # What is compiled calls each operator's own kernel, or none of these at all.
+        self.groups = []
+        self.calls = [] if stock else self._calls()
         refusals = {
             g.id: Rejection(g.strategy, g.nodes, "unprofitable", "slower_measured", numbers, detail)
             for g in plan.groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from ..build.inputs import require_static
 from ..build.signature import signature_of
 from ..compat import Target, tvm
 from ..config import FusionConfig
-from ..errors import DatabaseError
+from ..errors import DatabaseError, TuningError
 from ..planner.plan import Plan
 from ..schedules.registry import Lookup
 from ..targets import with_variant
@@ -19,11 +20,11 @@ from .allocation import TRIALS
 from .describe import alone, describe
 from .session import Session
 from .summary import load_summaries, save_summary
-from .tuned import lookup_in, policy_of, recorded_device
+from .tuned import lookup_in, own_device, policy_of, recorded_device
 from .tuner import BATCH, Budget, Tuner
 from .whole import WholeTimes, time_whole
 from .work_dir import Place, Records, WorkDir, record_arch
-from .workbench import Remote, Workbench, check_devices, device_of
+from .workbench import Remote, Workbench, device_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +115,17 @@ def tune_model(
         raise ValueError(f"minutes must be above 0, not {minutes:g}")
     require_static(signature_of(mod, target).inputs)
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(mod, target))
-    if not require_cached:
-        if workbench is None:
-            check_devices(target.kind.name, remote, devices)  # before anything is written
-        place.create()
-    records = place.records()
     config = config or FusionConfig()
     budget = Budget(trials, 60 * minutes if minutes is not None else float("inf"))
     if require_cached:
         device = device_of(target, remote, devices[0] if devices else 0)
+        records = place.records()
+        device = own_device(records, device)
         tuner = Tuner(with_variant(target), None, None, None, records, device)
-        return _recalled(Session(mod, target, config, tuner, budget, name), require_all=True)
+        return _cached(Session(mod, target, config, tuner, budget, name), place)
     with _workbench(target, remote, devices, workbench) as bench:
+        place.create()  # not before it is known that something can be measured
+        records = place.records()
         tuner = _tuner(target, bench, records)
         session = Session(mod, target, config, tuner, budget, name)
         tuner.report = _Watch(session, place, report)
@@ -135,6 +135,29 @@ def tune_model(
     found = _finish(session, plan, mod, lookup_in([records], tuner.device) if here else None)
     _save(session, place, found)
     return found
+
+
+def _cached(session: Session, place: Place) -> Tuned:
+    """What is on record, without measuring.
+
+    Raises
+    ------
+    TuningError
+        If something would have to be measured.
+    """
+    try:
+        return _recalled(session, require_all=True)
+    except TuningError as error:
+        name = session.tuner.device.name
+        others = collections.Counter(trial.device for trial in session.tuner.records)
+        if name in others:
+            raise
+        told = f", but {others.total()} of {', '.join(sorted(others))}" if others else ""
+        raise TuningError(
+            f"work dir {place.folder.parent} has no trials of {place.arch}, {place.dtype_policy} and TVM {place.tvm} "
+            f"on {name}{told}: the model was never measured there; tune first, by the same command without "
+            "require_cached (--require-cached)"
+        ) from error
 
 
 def _tuner(target: Target, bench: Workbench, records: Records) -> Tuner:

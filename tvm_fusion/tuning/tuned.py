@@ -47,11 +47,20 @@ def lookup_in(records: Sequence[TrialSet], device: Device) -> Lookup:
 
 
 def recorded_device(records: TrialSet, wanted: Device) -> Device:
-    """A device if there are trials of it, else the one of which there are most."""
+    """A device if there are trials of it, by its present or its former name, else the one of which there are most."""
     counts = collections.Counter(trial.device for trial in records)
-    if wanted.name in counts or not counts:
-        return wanted
+    own = own_device(records, wanted)
+    if own.name in counts or not counts:
+        return own
     return Device(max(sorted(counts), key=counts.__getitem__))
+
+
+def own_device(records: TrialSet, wanted: Device) -> Device:
+    """A device by the name that it has in records: its former one, if there are trials of that alone."""
+    names = {trial.device for trial in records}
+    if wanted.name not in names and wanted.former in names:
+        return Device(wanted.former, wanted.driver)
+    return wanted
 
 
 def tuned_records(

@@ -34,10 +34,21 @@ _LOST = 2
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Where candidates are measured: its name, and its driver's version."""
+    """Where candidates are measured.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in records.
+    driver : str
+        Version of its driver.
+    former : str
+        What it was called in records before processors had names; empty if it was always called so.
+    """
 
     name: str = ""
     driver: str = ""
+    former: str = dataclasses.field(default="", compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

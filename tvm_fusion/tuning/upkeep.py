@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 
 from .journal import Journal
@@ -49,7 +50,29 @@ def merge(sources: Iterable[WorkDir], target: WorkDir) -> tuple[int, int]:
     return trials, records
 
 
-def prune(place: Place, keep: int) -> tuple[int, int]:
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """What was dropped.
+
+    Attributes
+    ----------
+    trials, records : int
+        Trials, and records of meta-schedule.
+    damaged : int
+        Lines that are neither, in either file.
+    """
+
+    trials: int
+    records: int
+    damaged: int = 0
+
+    def __str__(self) -> str:
+        lines = f", {self.damaged} damaged line{'s' * (self.damaged != 1)}" if self.damaged else ""
+        trials = f"{self.trials} trial{'s' * (self.trials != 1)}"
+        return f"{trials}{lines} and {self.records} records of meta-schedule"
+
+
+def prune(place: Place, keep: int) -> Pruned:
     """Drop all but the best trials and records of each kernel, and damaged lines.
 
     Trials without a time are dropped too, and so are tried again by the next tuning. Lines of a
@@ -64,28 +87,31 @@ def prune(place: Place, keep: int) -> tuple[int, int]:
 
     Returns
     -------
-    trials, records : int
-        How many lines were dropped.
+    Pruned
+        How much was dropped.
 
     Raises
     ------
     DatabaseError
         If a file cannot be read or written; it is left as it was.
     """
-    dropped = 0
+    dropped = damaged = 0
 
     def best(lines: list[bytes]) -> list[bytes]:
-        nonlocal dropped
-        kept = _best(lines, keep)
-        dropped = len(lines) - len(kept)
+        nonlocal dropped, damaged
+        lines = list(filter(bytes.strip, lines))
+        kept, damaged = _best(lines, keep)
+        dropped = len(lines) - damaged - len(kept)
         return kept
 
-    Journal(place.folder / "trials.jsonl").rewrite(best)
-    return dropped, place.meta_database().prune(keep)
+    torn = Journal(place.folder / "trials.jsonl").rewrite(best)
+    records, others = place.meta_database().prune(keep)
+    return Pruned(dropped, records, damaged + torn + others)
 
 
-def _best(lines: list[bytes], keep: int) -> list[bytes]:
-    """The lines that ``prune`` keeps, in their order."""
+def _best(lines: list[bytes], keep: int) -> tuple[list[bytes], int]:
+    """The lines that ``prune`` keeps, in their order, and how many are damaged."""
+    damaged = 0
     trials: dict[bytes, Trial] = {}
     newer: set[bytes] = set()
     for line in lines:
@@ -94,9 +120,10 @@ def _best(lines: list[bytes], keep: int) -> list[bytes]:
         except NewerSchema:
             newer.add(line)
         except ValueError:
-            continue
+            damaged += 1
     groups = collections.defaultdict(list)
     for trial in TrialSet(trials.values()):
         groups[trial.kernel, trial.arch, trial.device].append(trial)
     best = {trial for group in groups.values() for trial in ranked(group)[:keep]}
-    return [line for line in dict.fromkeys(lines) if line in newer or trials.get(line) in best]
+    kept = [line for line in dict.fromkeys(lines) if line in newer or trials.get(line) in best]
+    return kept, damaged

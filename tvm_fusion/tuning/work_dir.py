@@ -52,6 +52,12 @@ def record_arch(target: Mapping[str, Any]) -> str:
     return platform.machine()
 
 
+def folder_of_records(file: Path) -> Path | None:
+    """The folder of records in which a file is or would be; None elsewhere."""
+    parents = file.resolve().parents
+    return next((folder for folder in parents if _FOLDER.fullmatch(folder.name)), None)
+
+
 def dtype_policy(dtypes: Iterable[str]) -> str:
     """Name the dtypes in which a model computes: its floating-point ones (``tf32`` too), joined by ``+``.
 

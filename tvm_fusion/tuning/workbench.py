@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..compat import Target, process_cpu_count, tvm
 from ..errors import TuningError
@@ -15,6 +16,7 @@ from ..targets import runs_here
 from .builder import Builder
 from .local_runner import LocalRunner
 from .measure import Runner
+from .processor import processor_name
 from .reference import References
 from .rpc_runner import RpcRunner
 from .tuner import Device
@@ -166,11 +168,19 @@ def device_of(target: Target, remote: Remote | None, number: int = 0) -> Device:
     if remote is not None:
         return Device(f"rpc:{remote.key}")
     if target.kind.name == "llvm":
-        return Device(str(json.loads(str(target)).get("mcpu") or "cpu"))
+        return _processor(json.loads(str(target)))
     device = tvm.cuda(number)
     if not device.exist:
         return Device(str(target.attrs["arch"]))
     return Device(str(device.device_name), _driver())
+
+
+def _processor(target: Mapping[str, Any]) -> Device:
+    """This machine's processor, with the features that a target in TVM's dict form names: they make other code."""
+    mcpu = str(target.get("mcpu") or "")
+    features = [f"mcpu={mcpu}"] if mcpu else []
+    features += map(str, target.get("mattr") or ())
+    return Device(", ".join([processor_name(), *features]), former=mcpu or "cpu")
 
 
 def _driver() -> str:
