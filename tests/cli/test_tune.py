@@ -25,7 +25,7 @@ from tvm_fusion.planner import Plan
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning.allocation import TRIALS
-from tvm_fusion.tuning.tuner import Device
+from tvm_fusion.tuning.tuner import BATCH, Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import WorkDir
 
@@ -189,13 +189,38 @@ def test_an_interrupt_ends_with_the_best_so_far(number, model, tmp_path) -> None
     assert workers and not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+def test_kill_and_go_on(model, tmp_path, capsys) -> None:
+    """kill -9: no process is left, the next run measures what is missing, and nothing twice."""
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path)]
+    with _started([*arguments, "--trials", "2000"]) as child:
+        deadline = time.monotonic() + 300
+        while sum(f.stat().st_size for f in tmp_path.glob("*/trials.jsonl")) < 4000:
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        workers = _children(child.pid)
+        child.kill()
+        child.communicate()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    before = lines_of(tmp_path)
+    whole = before if before[-1].endswith("}") else before[:-1]
+    budget = len(whole) + 4
+    assert main([*arguments, "--trials", str(budget)]) == 0
+    after = lines_of(tmp_path)
+    assert after[: len(whole)] == whole and len(after) <= budget + BATCH
+    tried = [json.loads(line)["trial"] for line in after]
+    assert len(set(tried)) == len(tried)
+    assert f"tuned: {len(after)} trials of {budget}" in capsys.readouterr().out
+
+
 def test_termination_before_there_is_a_plan(model, tmp_path) -> None:
     """While TVM is imported or the model read: a line, exit code 130, and no folder."""
     with _started(["tune", model, *SHAPE, "--work-dir", str(tmp_path / "work")]) as child:
         time.sleep(1.5)
         child.send_signal(signal.SIGTERM)
         out, err = child.communicate(timeout=300)
-    if "Ctrl-C again" not in err:  # a fast machine
+    if "Ctrl-C again" not in err:  # else a fast machine
         assert (child.returncode, out) == (130, "") and err.endswith("tvm-fusion: interrupted\n")
 
 

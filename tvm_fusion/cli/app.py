@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from typing import Annotated
@@ -15,7 +13,7 @@ import typer
 from .._version import __version__
 from ..errors import FusionError
 from .bench import bench
-from .command import register
+from .command import ExitCode, register
 from .compile import compile_model
 from .db import export_records, list_records, merge_records, prune_records, report_records
 from .explain import explain
@@ -27,6 +25,9 @@ from .verify import verify
 # Newer releases of typer carry their own copy of click, so click's base error (whose place in
 # the chain BadParameter -> UsageError -> ClickException is the same in all) is taken from there.
 CommandLineError = typer.BadParameter.__mro__[2]
+
+#: Exit code after Ctrl-C or SIGTERM.
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="tvm-fusion",
@@ -71,31 +72,25 @@ def run(arguments: list[str]) -> int:
         Exit code.
     """
     warnings.showwarning = _show_warning
-    _interrupt_on_termination()
     try:
         code = app(arguments, prog_name="tvm-fusion", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        if code == _INTERRUPTED and not isinstance(code, ExitCode):
+            # Before a command began; typer makes an exit of it without a word.
+            return _report("interrupted", code=_INTERRUPTED)
+        return int(code) if isinstance(code, int) else 0
     except BrokenPipeError:
         # The reader (as in "| head") has gone; Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (KeyboardInterrupt, typer.Abort):
-        return _report("interrupted", code=130)
+        return _report("interrupted", code=_INTERRUPTED)
     except CommandLineError as error:
         return _report(f"{error.format_message()} Try: tvm-fusion {_command(error)}--help")
     except Exception as error:  # noqa: BLE001 - the boundary: a user never sees a traceback
         if "--debug" in arguments:
             traceback.print_exc()
         return _report(_sentence(error))
-
-
-def _interrupt_on_termination() -> None:
-    """Let SIGTERM do what Ctrl-C does: clean up, end what was started, and say so in a line."""
-    main = threading.current_thread() is threading.main_thread()
-    # Who runs a command inside a program of his own, or ignores the signal, has said what it does.
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _command(error: typer.BadParameter) -> str:

@@ -259,6 +259,10 @@ def decisions(options: ModelOptions, file: Path | None) -> Plan | None:
         raise PlanError(f"--plan {file}: {error}") from error
 
 
+class ExitCode(int):
+    """What a command returned; other exit codes are typer's own."""
+
+
 def register(app: typer.Typer, function: Callable[..., int | None]) -> None:
     """Add a function as a command.
 
@@ -283,9 +287,9 @@ def register(app: typer.Typer, function: Callable[..., int | None]) -> None:
     )
 
     @functools.wraps(function)
-    def command(*, debug: bool, **values: Any) -> int | None:
+    def command(*, debug: bool, **values: Any) -> ExitCode:
         try:
-            return function(**_collected(signature, values))
+            return ExitCode(function(**_collected(signature, values)) or 0)
         except KeyboardInterrupt:
             # Of the exception itself typer makes an exit without a word.
             raise typer.Abort from None
