@@ -283,6 +283,28 @@ def test_records_are_not_replaced(option, name, model, tmp_path, faked, capsys) 
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+def test_a_difference_within_the_noise_is_explained(
+    model, tmp_path, faked, monkeypatch, capsys
+) -> None:
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "8"]
+    assert main(arguments) == 0
+    assert "noise" not in capsys.readouterr().out
+    near = WholeTimes(62.0, 60.0, None, noise=0.03)
+    monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: near)
+    assert main(arguments) == 0
+    assert "slower by less than the noise (±6 %)" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_an_output_on_a_full_disk_is_named(model, tmp_path, faked, capsys) -> None:
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "8"]
+    for option in ("-o", "--html"):
+        assert main([*arguments, option, "/dev/full"]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "tvm-fusion: No space left on device: /dev/full"
+        )
+
+
 def test_a_second_run_goes_on(model, tmp_path, faked, capsys) -> None:
     arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path)]
     assert main([*arguments, "--trials", "8"]) == 0

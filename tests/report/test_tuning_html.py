@@ -174,6 +174,13 @@ def test_after_a_fall_back_the_page_agrees_with_itself(tmp_path, shipped) -> Non
         assert "kernel launches" not in told and "none of the kernels below" in told
 
 
+def test_what_differs_by_the_noise_is_explained(tmp_path, page) -> None:
+    one = summary(tuned_us=25.9)
+    told = words(Page(render_tuning([place_with(tmp_path, one)])))
+    assert "25.5 → 25.9" in told and "slower by less than the noise" in told
+    assert "the noise" not in words(page)
+
+
 def test_what_was_rejected(page) -> None:
     told = words(page)
     count = MAX_EXAMPLES + 2

@@ -349,6 +349,14 @@ def stage(text: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: display.update(task, completed=done, total=total)
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a text file; an error names it (that of a full disk would not)."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
 def check_output(output: Path, model: Path) -> None:
     """Refuse an output that cannot be a new file, or would be one of tuning's, before any work is done."""
     from ..tuning.work_dir import folder_of_records

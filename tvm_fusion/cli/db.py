@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .command import PIPE_WIDTH, check_output
+from .command import PIPE_WIDTH, check_output, write_text
 
 if TYPE_CHECKING:
     from ..tuning.trials import Trial
@@ -107,7 +107,7 @@ def report_records(
     check_output(output, dirs[0])
     places = _places(dirs)
     page = render_tuning(places, model=model)
-    output.write_text(page + "\n", encoding="utf-8")
+    write_text(output, page + "\n")
     print(f"wrote {output}")
 
 
@@ -158,7 +158,7 @@ def export_records(
         raise DatabaseError(f"no kernel{f' of {arch}' if arch else ''} has a time there")
     fresh = output.with_name(f".{output.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        write_text(fresh, text)
         os.replace(fresh, output)
     finally:
         fresh.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .command import PIPE_WIDTH, ModelOptions, check_output, stage
+from .command import PIPE_WIDTH, ModelOptions, check_output, stage, write_text
 
 if TYPE_CHECKING:
     from ..compat import tvm
@@ -58,7 +58,7 @@ def plan(
     if output is None:
         print(text)
     else:
-        output.write_text(text + "\n", encoding="utf-8")
+        write_text(output, text + "\n")
 
 
 def format_of(file: Path) -> str:

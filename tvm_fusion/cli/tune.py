@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..tuning.allocation import TRIALS
-from .command import ModelOptions, check_output, option, stage
+from .command import ModelOptions, check_output, option, stage, write_text
 from .plan import format_of, plan_text
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def tune_model(
     )  # fmt: skip
     print(_summary(options.name, found, trials, require_cached))
     if output is not None:
-        output.write_text(plan_text(found.plan, module, format_of(output)) + "\n", encoding="utf-8")
+        write_text(output, plan_text(found.plan, module, format_of(output)) + "\n")
         print(f"wrote {output}")
     if html is not None:
         _write_page(html, work_dir, module, target, options.name)
@@ -202,6 +202,11 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
             f"whole model, µs: tuned {time_text(tuned)}, unfused {time_text(whole.unfused_us)}, "
             f"TVM's default {default}" + (f" (time {', '.join(told)})" if told else "")
         )
+    if whole is not None and found.shipped == "tuned" and whole.tuned_us > whole.unfused_us:
+        lines.append(
+            f"with its groups the whole model is slower by less than the noise (±{200 * whole.noise:.0f} %), and each "
+            "group was measured faster than its parts: they stay"
+        )
     if found.shipped == "unfused":
         lines.append("the groups did not make the whole model faster, so the plan has none")
     if found.shipped == "default":
@@ -219,7 +224,7 @@ def _write_page(
     from ..tuning.work_dir import WorkDir, record_arch
 
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(module, target))
-    file.write_text(render_tuning([place], model=name) + "\n", encoding="utf-8")
+    write_text(file, render_tuning([place], model=name) + "\n")
 
 
 def _next_steps(options: ModelOptions, work_dir: Path, output: Path | None, found: Tuned) -> str:
