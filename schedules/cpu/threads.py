@@ -25,6 +25,8 @@ MOST_SERIAL = 6_000.0
 
 #: Nanoseconds of an instruction (a load, a store, an operation), one register wide.
 _INSTRUCTION = 0.1
+#: float32 lanes beyond which wider registers gain little: Zen 4 halves instructions of 512 bits, caches limit others.
+_WIDEST = 8
 #: Nanoseconds for one value of a division or a root, and of what is a call: functions, and arithmetic and conversions
 #: of 16-bit types.
 _DIVISION, _CALL = 0.3, 3.0
@@ -74,9 +76,10 @@ def nanoseconds(stmt: tirx.Stmt, width: int) -> float:
     Returns
     -------
     float
-        Nanoseconds for data in cache; infinite where an extent is symbolic or the statement's work cannot be told.
+        Nanoseconds for data in cache, mostly within a factor of three (``benchmarks/cpu_threads.py``);
+        infinite where an extent is symbolic or the statement's work cannot be told.
     """
-    return _Estimate(width).of(stmt)
+    return _Estimate(min(width, _WIDEST)).of(stmt)
 
 
 @dataclasses.dataclass(frozen=True)
