@@ -128,7 +128,7 @@ class Structure:
     blocks: tuple[Block, ...]
 
     @property
-    def isstatic_extent(self) -> bool:
+    def is_static(self) -> bool:
         """Whether every extent is a number."""
         return all(None not in block.extents for block in self.blocks)
 
