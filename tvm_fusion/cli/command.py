@@ -48,7 +48,11 @@ class ModelOptions:
     """Which model, for which target, fused how: the same for every command that takes a model."""
 
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Model file: .onnx, .pt2, or Relax .json.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model file: .onnx, .pt2, or .json (saved Relax or Relay).",
+        ),
     ]
     target: Annotated[
         str,
@@ -90,6 +94,12 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME=N,N,...", help="Fix the shape of an input; repeat for more inputs."
+        ),
+    ] = None
+    params: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Weights of a .json model, as relay.save_param_dict wrote them."
         ),
     ] = None
     deny: Annotated[
@@ -177,7 +187,12 @@ class ModelOptions:
         from ..frontend import load
 
         with stage(f"importing {self.model.name}"):
-            module = load(self.model, shape=parse_shapes(self.shape or []), dtype=self.dtype)
+            module = load(
+                self.model,
+                shape=parse_shapes(self.shape or []),
+                dtype=self.dtype,
+                params=self.params,
+            )
         if self.deny:
             _warn_of_idle_patterns(self.deny, module)
         return module
@@ -189,7 +204,7 @@ class ModelOptions:
 
 
 #: Fields of ``ModelOptions`` that are no fields of ``FusionConfig``.
-_OF_THE_MODEL = ("model", "target", "dtype", "shape")
+_OF_THE_MODEL = ("model", "target", "dtype", "shape", "params")
 
 
 def option(name: str) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ..compat import relax, tirx, tvm
 from ..errors import InvalidModelError
@@ -46,30 +43,27 @@ def from_relax(
     return canonicalize(mod, dtype, params=params)
 
 
-def load_json(
-    path: str | os.PathLike[str],
+def from_json(
+    data: bytes,
+    name: str,
     *,
     shape: Mapping[str, Sequence[int]] | None = None,
     dtype: str | None = None,
+    params: Mapping[str, object] | None = None,
 ) -> tvm.IRModule:
-    """Import a Relax module saved by ``tvm.ir.save_json``.
+    """Import a Relax module that ``tvm.ir.save_json`` made JSON text of, called ``name`` in messages.
 
     TVM's reader trusts its input: a damaged file crashes the process. So a child process reads the
-    file first, which takes about 2 s.
+    text first, which takes about 2 s.
     """
-    try:
-        data = Path(path).read_bytes()
-        json.loads(data)  # TVM's own reader reports a position in C++ source instead
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
     try:
         child.run(f"{__package__}.relax_worker", {}, data, step="TVM", seconds=READ_SECONDS)
     except child.ChildFailure as error:
         reason = str(error).splitlines()[0]
         raise InvalidModelError(
-            f"{str(path)!r} does not hold a Relax module saved by tvm.ir.save_json: {reason}"
+            f"{name!r} does not hold a Relax module saved by tvm.ir.save_json: {reason}"
         ) from None
-    return from_relax(read_json(data.decode()), dtype, shape=shape)
+    return from_relax(read_json(data.decode()), dtype, shape=shape, params=params)
 
 
 def read_json(text: str) -> tvm.IRModule:

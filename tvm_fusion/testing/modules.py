@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..compat import relax, tvm
+from ..frontend.rename import Substitute
 from ..graph.relax import from_relax
 from ..strategies.base import Proposal, depth_of
 from ..strategies.decompose import decompose
 from ..transform.annotate import annotate
-from ..transform.rename import Substitute
 
 
 class ModuleBuilder:

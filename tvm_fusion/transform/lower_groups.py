@@ -18,8 +18,9 @@ from ..compat import (
     with_functions,
 )
 from ..errors import LoweringError
+from ..frontend.outline import ORDER
 from ..schedules.base import CONSTANTS
-from .annotate import NUMERICS, ORDER
+from .annotate import NUMERICS
 from .keep_roundings import keep_roundings
 from .legalize import legalize
 from .rewrite_groups import rewrite_group

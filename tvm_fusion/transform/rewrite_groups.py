@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type, with_functions
-from .rename import LiftConstants, Substitute
+from ..frontend.rename import LiftConstants, Substitute
 from .rewrite_concat import emit_partitioned
 from .rewrite_members import GroupBody
 from .rewrite_merged import emit_collapsed, emit_merged

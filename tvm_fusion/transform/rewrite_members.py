@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..compat import BlockBuilder, Constant, relax
+from ..frontend.rename import Substitute
 from ..graph.relax import RelaxGraph, from_function
 from ..strategies.branches import Branch
 from ..strategies.decompose import Decomposition, decompose
 from .legalize import NARROW_TYPES
-from .rename import Substitute
 
 
 class GroupBody:

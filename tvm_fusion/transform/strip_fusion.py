@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..compat import ir, relax, tvm, with_functions
-from .annotate import ORDER
-from .rename import Substitute
+from ..frontend.outline import ORDER
+from ..frontend.rename import Substitute
 
 #: Attribute that marks a group function.
 STRATEGY = "tvm_fusion.strategy"

@@ -15,8 +15,8 @@ from ..build.inputs import numpy_dtype
 from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm, with_functions
 from ..frontend.canonical.convert_dtype import ConvertDtype
+from ..frontend.rename import Substitute
 from ..transform.legalize import NARROW_TYPES, legalize
-from ..transform.rename import Substitute
 from .batch import join_modules
 from .plain_norms import WriteOutNorms
 

@@ -1,4 +1,4 @@
-"""Expression mutators that the transforms share."""
+"""Expression mutators that import and the transforms share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+"""Import of Relay modules that TVM 0.8 to 0.16 saved, without a TVM that has Relay.
+
+A model goes through these steps, each in a file of its own::
+
+    JSON ── nodes ──> node table     every index, class and field checked (fields: the table of fields)
+         ── flatten ─> RelayGraph    scopes, lets, tuples, calls of functions and sharing resolved
+         ── convert ─> Relax         operators/: one converter for each operator
+         ── canonical ─> the canonical module, as for ONNX
+         ── keep_groups ─> its fusion annotations as group functions
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidModelError
+from .arrays import as_params, load_params
+from .nodes import NodeTable
+
+if TYPE_CHECKING:
+    from ...compat import tvm
+
+__all__ = ["from_document", "is_relay", "load", "load_params"]
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    params: Mapping[str, Any] | str | os.PathLike[str] | bytes | None = None,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    dtype: str | None = None,
+) -> tvm.IRModule:
+    """Import a Relay module as a canonical Relax module.
+
+    Parameters
+    ----------
+    model : path
+        A file with what ``tvm.ir.save_json`` returned for a Relay module or function. Versions 0.8,
+        0.9 and 0.16 are tested; others are tried, with a warning.
+    params : mapping of name to array, path or bytes, optional
+        Values of parameters of ``main``: a dict, or a file (or its content) that
+        ``relay.save_param_dict`` wrote.
+    shape : mapping of input name to sizes, optional
+        Sizes of inputs with symbolic (``?``) dimensions.
+    dtype : {"float32", "float16", "bfloat16"}, optional
+        Convert the model to this dtype; see ``canonicalize``.
+
+    Returns
+    -------
+    IRModule
+        ``main`` with the parameters that have no value as its inputs, and one private function for
+        each function of the Relay module with ``Composite = "tvm_fusion.<strategy>"``. Bindings
+        carry the names that importers of Relay stored, else the operator with a number, as
+        ``conv2d_3``.
+
+    Raises
+    ------
+    InvalidModelError
+        If a file is missing or damaged, or an input has a symbolic dimension that ``shape`` does
+        not give.
+    UnsupportedOperatorError
+        If an operator cannot be imported; the message names it and its place.
+    ValueError
+        If ``shape`` or ``dtype`` does not fit.
+    """
+    path = Path(model)
+    if not path.is_file():
+        raise InvalidModelError(f"the model file {str(path)!r} does not exist")
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
+    return from_document(document, str(path), params=params, shape=shape, dtype=dtype)
+
+
+def is_relay(document: Any) -> bool:
+    """Return whether a parsed JSON file has the form of a Relay module: that of TVM before 0.20."""
+    return (
+        isinstance(document, dict)
+        and "nodes" in document
+        and ("root" in document or "b64ndarrays" in document)
+    )
+
+
+def from_document(
+    document: Any,
+    name: str = "the module",
+    *,
+    params: Mapping[str, Any] | str | os.PathLike[str] | bytes | None = None,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    dtype: str | None = None,
+) -> tvm.IRModule:
+    """Import a parsed JSON file, called ``name`` in messages; see ``load``."""
+    from ..canonical import canonicalize
+    from .convert import convert
+    from .flatten import flatten
+    from .keep_groups import keep_groups
+
+    values = as_params(params)
+    try:
+        table = NodeTable(document)
+        graph = flatten(table, values)
+        mod = canonicalize(convert(graph, table.version, shape), dtype)
+        return keep_groups(mod, graph)
+    except InvalidModelError as error:
+        raise InvalidModelError(f"{name} cannot be imported: {error}") from None
