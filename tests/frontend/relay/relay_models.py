@@ -80,6 +80,14 @@ def elementwise(b):
         relay.cast(relay.multiply(x, relay.const(9.0)), "int32"), relay.cast_like(relay.const(2), x)
     )
     b.out(relay.nn.prelu(x, b.weight(3)), relay.nn.dropout(x))
+    for name in ("acos", "asin", "asinh", "atanh", "cosh", "sinh", "isfinite", "isinf", "isnan"):
+        b.out(getattr(relay, name)(x))
+    b.out(relay.acosh(relay.add(p, relay.const(1.0))), relay.annotation.stop_fusion(x))
+    b.out(relay.logical_or(less, relay.logical_not(less)), relay.logical_xor(less, less))
+    n = b.input(2, 3, low=0, high=9, dtype="int32")
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+        b.out(getattr(relay, name)(n, relay.const(3)))
+    b.out(relay.bitwise_not(n), relay.clip(n, 2, 5))
 
 
 def convolutions(b):
@@ -102,6 +110,10 @@ def convolutions(b):
             x, b.weight(4, 4, 2, 2), strides=(2, 2), channels=4, kernel_size=(2, 2)
         )
     )
+    b.out(relay.nn.conv1d_transpose(b.input(1, 4, 9), b.weight(4, 6, 3), strides=(2,), padding=(1,), channels=6,
+                                    kernel_size=(3,)))  # fmt: skip
+    b.out(relay.nn.conv3d_transpose(b.input(1, 2, 3, 4, 5), b.weight(2, 3, 3, 3, 3), strides=(2, 2, 2), channels=3,
+                                    padding=(1, 1, 1), kernel_size=(3, 3, 3)))  # fmt: skip
     b.out(
         relay.nn.conv1d(b.input(1, 4, 9), b.weight(6, 4, 3), padding=1, kernel_size=3, channels=6)
     )
@@ -121,6 +133,12 @@ def pools(b):
     b.out(relay.nn.global_avg_pool2d(last, layout="NHWC"))
     b.out(relay.nn.adaptive_avg_pool2d(x, (3, 2)), relay.nn.adaptive_avg_pool2d(x, (1, 1)))
     b.out(relay.nn.adaptive_avg_pool2d(x), relay.nn.adaptive_max_pool2d(x, (3, 4)))
+    line, solid = b.input(1, 3, 8), b.input(1, 2, 4, 6, 8)
+    b.out(relay.nn.adaptive_avg_pool1d(line, 3), relay.nn.adaptive_max_pool1d(line, 4))
+    b.out(
+        relay.nn.adaptive_avg_pool3d(solid, (2, 4, 3)),
+        relay.nn.adaptive_max_pool3d(solid, (2, 3, 4)),
+    )
     b.out(
         relay.nn.max_pool1d(b.input(1, 3, 9), (3,), (2,)),
         relay.nn.avg_pool1d(b.input(1, 3, 8), (2,), (2,)),
@@ -263,6 +281,192 @@ def images(b):
 ZOO = (elementwise, convolutions, pools, norms, products, reductions, shapes, indexing, images)
 
 
+# -- networks --------------------------------------------------------------------------------
+
+
+def batch_norm(b, x, channels, **options):
+    """A batch normalisation with random statistics."""
+    stats = [b.weight(channels, low=0.5, high=1.5) for _ in range(4)]
+    return relay.nn.batch_norm(x, *stats, **options)[0]
+
+
+def conv(b, x, inputs, channels, size, **options):
+    """A convolution with a random kernel of sensible size."""
+    bound = (3.0 / (inputs * size * size / options.get("groups", 1))) ** 0.5
+    kernel = b.weight(
+        channels, inputs // options.get("groups", 1), size, size, low=-bound, high=bound
+    )
+    return relay.nn.conv2d(x, kernel, kernel_size=(size, size), channels=channels, **options)
+
+
+def mobilenet_v2(b, size=64, width=1):
+    """MobileNetV2: inverted residuals with relu6, which relay.testing lacks."""
+    plan = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    x, inputs = b.input(1, 3, size, size), 32
+    x = relay.clip(
+        batch_norm(b, conv(b, x, 3, 32, 3, strides=(2, 2), padding=(1, 1)), 32), 0.0, 6.0
+    )
+    for expansion, channels, count, stride in plan:
+        for i in range(count):
+            inner, step = inputs * expansion, stride if i == 0 else 1
+            y = x
+            if expansion > 1:
+                y = relay.clip(batch_norm(b, conv(b, y, inputs, inner, 1), inner), 0.0, 6.0)
+            y = conv(b, y, inner, inner, 3, strides=(step, step), padding=(1, 1), groups=inner)
+            y = relay.clip(batch_norm(b, y, inner), 0.0, 6.0)
+            y = batch_norm(b, conv(b, y, inner, channels, 1), channels)
+            x = relay.add(x, y) if step == 1 and inputs == channels else y
+            inputs = channels
+    x = relay.clip(batch_norm(b, conv(b, x, inputs, 1280, 1), 1280), 0.0, 6.0)
+    x = relay.reshape(relay.nn.adaptive_avg_pool2d(x, (1, 1)), (1, 1280))
+    b.out(
+        relay.nn.bias_add(relay.nn.dense(x, b.weight(10, 1280, low=-0.1, high=0.1)), b.weight(10))
+    )
+
+
+def bert(b, layers=2, tokens=16, width=64, heads=4, words=100):
+    """A BERT encoder as importers write it: batch_matmul with reshapes, layer norm in pieces, gelu by erf."""
+    ids = b.input(1, tokens, low=0, high=words, dtype="int32")
+    x = relay.take(b.weight(words, width), ids, axis=0)
+    x = normal(b, relay.add(x, b.weight(tokens, width)), width)
+    for _ in range(layers):
+        split = [relay.reshape(linear(b, x, width, width), (0, 0, heads, -1)) for _ in range(3)]
+        q, k, v = (
+            relay.reshape(relay.transpose(part, (0, 2, 1, 3)), (heads, tokens, -1))
+            for part in split
+        )
+        scores = relay.divide(relay.nn.batch_matmul(q, k), relay.const((width / heads) ** 0.5))
+        mixed = relay.nn.batch_matmul(relay.nn.softmax(scores), relay.transpose(v, (0, 2, 1)))
+        mixed = relay.reshape(
+            relay.transpose(relay.reshape(mixed, (1, heads, tokens, -1)), (0, 2, 1, 3)), (0, 0, -3)
+        )
+        x = normal(b, relay.add(x, linear(b, mixed, width, width)), width)
+        h = linear(b, x, width, 4 * width)
+        h = relay.multiply(
+            h, relay.add(relay.erf(relay.divide(h, relay.const(2.0**0.5))), relay.const(1.0))
+        )
+        h = linear(b, relay.multiply(h, relay.const(0.5)), 4 * width, width)
+        x = normal(b, relay.add(x, h), width)
+    first = relay.squeeze(relay.strided_slice(x, [0, 0, 0], [1, 1, width]), axis=[1])
+    b.out(
+        x,
+        relay.tanh(
+            relay.nn.bias_add(relay.nn.dense(first, b.weight(width, width)), b.weight(width))
+        ),
+    )
+
+
+def linear(b, x, inputs, outputs):
+    """A fully connected layer over the last axis."""
+    bound = (1.0 / inputs) ** 0.5
+    weight = b.weight(1, outputs, inputs, low=-bound, high=bound)
+    return relay.add(relay.nn.batch_matmul(x, weight), b.weight(outputs))
+
+
+def normal(b, x, width):
+    """Layer normalisation in pieces."""
+    centred = relay.subtract(x, relay.mean(x, axis=-1, keepdims=True))
+    square = relay.mean(relay.power(centred, relay.const(2.0)), axis=-1, keepdims=True)
+    scaled = relay.divide(centred, relay.sqrt(relay.add(square, relay.const(1e-5))))
+    return relay.add(relay.multiply(scaled, b.weight(width)), b.weight(width))
+
+
+def control(b):
+    """Lets, a function that is called twice, a tuple argument, a shared subexpression."""
+    x = b.input(2, 3)
+    a, t = relay.var("a", shape=(2, 3)), relay.var("t", shape=(2, 3))
+    twice = relay.Function([a], relay.add(a, relay.tanh(a)))
+    let = relay.Let(t, relay.nn.relu(x), relay.multiply(t, relay.add(t, relay.const(1.0))))
+    pair = relay.Tuple([let, relay.sigmoid(x)])
+    b.out(
+        relay.Call(twice, [let]),
+        relay.Call(twice, [relay.TupleGetItem(pair, 1)]),
+        relay.concatenate(pair, axis=1),
+    )
+
+
+def group(strategy, inputs, body, **attrs):
+    """A call of a fusion group."""
+    params = [
+        relay.var(f"p{i}", type_annotation=relay.TensorType(s, "float32"))
+        for i, (_, s) in enumerate(inputs)
+    ]
+    function = relay.Function(params, body(*params)).with_attr(
+        "Composite", "tvm_fusion." + strategy
+    )
+    function = function.with_attr("tvm_fusion.strategy", strategy)
+    for key, value in attrs.items():
+        function = function.with_attr("tvm_fusion." + key, value)
+    return relay.Call(function, [value for value, _ in inputs])
+
+
+def annotated(b):
+    """One group of each strategy: a chain with a batch norm, three branches returned apart, two joined ones."""
+    shape = (1, 8, 8, 8)
+    x = b.input(1, 4, 8, 8)
+    chain = group(
+        "vertical", [(x, (1, 4, 8, 8))],
+        lambda p: relay.nn.relu(batch_norm(b, conv(b, p, 4, 8, 3, padding=(1, 1)), 8)),
+        depth=3, members=1, parts=[], options={},
+    )  # fmt: skip
+    branches = group(
+        "horizontal", [(chain, shape)],
+        lambda p: relay.Tuple([conv(b, p, 8, n, 1) for n in (8, 8, 4)]),
+        depth=1, members=3, parts=[], options={"form": "merged"},
+    )  # fmt: skip
+    first, second, third = (relay.TupleGetItem(branches, i) for i in range(3))
+    joined = group(
+        "cross", [(first, shape), (second, shape)],
+        lambda p, q: relay.nn.relu(relay.add(conv(b, p, 8, 8, 3, padding=(1, 1)), conv(b, q, 8, 8, 1))),
+        depth=3, members=2, parts=[], options={"form": "joined"},
+    )  # fmt: skip
+    b.out(relay.concatenate([joined, third], axis=1))
+
+
+NETWORKS = (mobilenet_v2, bert, control, annotated)
+
+
+def workload(name):
+    """A model of relay.testing with small images, its parameters, and values for its inputs."""
+    from tvm.relay import testing
+
+    options = {
+        "resnet": {"num_layers": 50, "image_shape": (3, 64, 64)}, "mobilenet": {"image_shape": (3, 64, 64)},
+        "squeezenet": {"image_shape": (3, 64, 64)}, "vgg": {"num_layers": 11, "image_shape": (3, 64, 64)},
+        "densenet": {"image_shape": (3, 224, 224)}, "resnet_3d": {"num_layers": 18, "image_shape": (3, 8, 32, 32)},
+        "lstm": {"iterations": 3, "num_hidden": 16},
+    }.get(name, {})  # fmt: skip
+    module = getattr(testing, name)
+    if name == "lstm":
+        mod, params = module.get_workload(**options)
+    elif name == "densenet":
+        mod, params = module.get_workload(densenet_size=121, batch_size=1, **options)
+    else:
+        mod, params = module.get_workload(batch_size=1, **options)
+    random, values = np.random.RandomState(1), {}
+    for key in sorted(params):
+        # relay.testing's own initial values make every class equally likely: nothing to compare.
+        shape = params[key].shape
+        scale = (6.0 if len(shape) > 2 else 1.0) / max(np.prod(shape[1:]), 1)
+        low, high = (-(scale**0.5), scale**0.5) if len(shape) > 1 else (-0.3, 0.3)
+        if "var" in key or "gamma" in key:
+            low, high = 0.3, 0.7
+        params[key] = random.uniform(low, high, shape).astype("float32")
+    for var in mod["main"].params:
+        if var.name_hint not in params:
+            shape = [int(n) for n in var.type_annotation.shape]
+            values[var.name_hint] = random.uniform(-1, 1, shape).astype(var.type_annotation.dtype)
+    return relay.transform.InferType()(mod), params, values
+
+
 def run(mod, values, executor="graph"):
     """Relay's results."""
     evaluate = relay.create_executor(executor, mod=mod, device=tvm.cpu(), target=TARGET).evaluate()
@@ -273,7 +477,7 @@ def run(mod, values, executor="graph"):
 
 def flat(result):
     """The arrays of a result."""
-    if hasattr(result, "numpy"):
+    if isinstance(result, tvm.nd.NDArray):
         return [result.numpy()]
     return [array for field in result for array in flat(field)]
 
@@ -291,18 +495,36 @@ def save(folder, name, mod, values, results, params=None):
         file.write(tvm.ir.save_json(mod))
     if params:
         with open(f"{folder}/{name}.params", "wb") as file:
-            file.write(relay.save_param_dict(params))
+            file.write(relay.save_param_dict({k: tvm.nd.array(v) for k, v in params.items()}))
     arrays = {"in_" + key: value for key, value in values.items()}
     arrays.update({f"out_{i}": value for i, value in enumerate(results)})
     np.savez_compressed(f"{folder}/{name}.npz", **arrays)
 
 
 def main(folder, names):
-    """Make the models of these names."""
-    functions = {function.__name__: function for function in ZOO}
+    """Make the models of these names; ``NAME+params`` keeps the weights in a file of their own."""
+    functions = {function.__name__: function for function in ZOO + NETWORKS}
     for name in names:
-        mod, values = zoo(functions[name])
-        save(folder, name, mod, values, run(mod, values))
+        if name in functions:
+            mod, values = zoo(functions[name])
+            save(
+                folder,
+                name,
+                mod,
+                values,
+                run(mod, values, "vm" if name in ("annotated", "control") else "graph"),
+            )
+            continue
+        plain, _, apart = name.partition("+")
+        mod, params, values = workload(plain)
+        results = run(mod, dict(values, **params), "vm" if plain == "lstm" else "graph")
+        if apart:
+            save(folder, plain + "_apart", mod, values, results, params)
+        else:
+            arrays = {key: tvm.nd.array(value) for key, value in params.items()}
+            bound = relay.build_module.bind_params_by_name(mod["main"], arrays)
+            mod = relay.transform.InferType()(tvm.IRModule.from_expr(bound))
+            save(folder, plain, mod, values, results)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ class _Converter:
         body = relax.SeqExpr([relax.BindingBlock(self._bindings)], result)
         body = self._builder.normalize(body)
         params = list(self._inputs.values())
-        return tvm.IRModule({"main": relax.Function(params, body, body.ty, True)})
+        main = relax.Function(params, body, body.ty, True).with_attr("global_symbol", "main")
+        return tvm.IRModule({"main": main})
 
     def _make_inputs(self, shape: Mapping[str, Sequence[int]]) -> dict[Input, relax.Var]:
         listing = "; the model's inputs are " + ", ".join(

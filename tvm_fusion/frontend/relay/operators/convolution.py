@@ -135,10 +135,16 @@ def transposed_convolution(site: Site, data: ir.Expr, weight: ir.Expr) -> ir.Exp
 
 
 def _means_input_first(site: Site, weight: ir.Expr, data: ir.Expr, given: str) -> bool:
-    """Whether ``OIHW`` is the name that TVM 0.8 gave to kernels with the input channels first."""
-    site.rank(data, len(given))
-    first = site.rank(weight) and site.shape(weight)[0] == site.shape(data)[given.index("C")]
-    return site.version.startswith("0.8") and bool(first)
+    """Whether ``OIHW`` names a kernel with the input channels first, as TVM 0.8 did.
+
+    TVM 0.9 names it ``IOHW``, but goes on calling those of one and three axes ``OIW`` and ``OIDHW``.
+    """
+    rank = len(given) - 2
+    if not site.version.startswith("0.8" if rank == 2 else ("0.8", "0.9")):
+        return False
+    site.rank(data, rank + 2)
+    site.rank(weight, rank + 2)
+    return site.shape(weight)[0] == site.shape(data)[given.index("C")]
 
 
 def _check_transposed_size(
