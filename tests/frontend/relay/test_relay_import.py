@@ -7,8 +7,10 @@ Relay's own results for all three (they differ by less than 1e-6).
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
+import re
 import struct
 import warnings
 from pathlib import Path
@@ -19,6 +21,8 @@ import pytest
 from tvm_fusion.cli.app import run as cli
 from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
 from tvm_fusion.frontend import load, relay
+from tvm_fusion.frontend.relay.flatten import flatten
+from tvm_fusion.frontend.relay.graph import Input, TensorType
 from tvm_fusion.frontend.relay.nodes import NodeTable
 
 DATA = Path(__file__).parent / "data"
@@ -190,6 +194,20 @@ def test_wrong_params(tmp_path):
     with pytest.raises(ValueError, match=r"goes with a \.json module"):
         (tmp_path / "m.onnx").write_bytes(b"x")
         load(tmp_path / "m.onnx", params=tmp_path / "x.params")
+
+
+def test_forgotten_params():
+    """Weights that stay inputs are worth a warning; one input that is a weight on purpose is not."""
+    content = document("norms")
+    graph = flatten(NodeTable(content), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        relay._warn_of_open_weights(graph)
+    node = next(n for n in graph.nodes if n.op == "nn.batch_norm")
+    names = [Input(f"gamma{i}", TensorType((4,), "float32")) for i in range(2)]
+    open_node = dataclasses.replace(node, args=(node.args[0], *names, *node.args[3:]))
+    with pytest.warns(UserWarning, match=r"2 weights \(gamma0, gamma1, \.\.\.\) are inputs"):
+        relay._warn_of_open_weights(dataclasses.replace(graph, nodes=(open_node,)))
 
 
 def test_two_gigabyte_constant():
@@ -488,6 +506,15 @@ def test_node_table_reads_both_kinds_of_text():
         table = NodeTable(content)
         index = content["nodes"].index(node_of(content, "relay.attrs.StridedSliceAttrs"))
         assert table.get(index, "slice_mode") == "end"
+
+
+def test_every_operator_is_documented():
+    from tvm_fusion.frontend.relay.operators import CONVERTERS
+
+    page = (Path(__file__).parents[3] / "docs" / "relay-models.md").read_text(encoding="utf-8")
+    section = page.split("## Operators\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(CONVERTERS)
 
 
 # -- command line ------------------------------------------------------------------------------

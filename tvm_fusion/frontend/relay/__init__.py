@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from .nodes import NodeTable
 
 if TYPE_CHECKING:
     from ...compat import tvm
+    from .graph import RelayGraph
 
 __all__ = ["from_document", "is_relay", "load", "load_params"]
 
@@ -104,7 +106,25 @@ def from_document(
     try:
         table = NodeTable(document)
         graph = flatten(table, values)
+        _warn_of_open_weights(graph)
         mod = canonicalize(convert(graph, table.version, shape), dtype)
         return keep_groups(mod, graph)
     except InvalidModelError as error:
         raise InvalidModelError(f"{name} cannot be imported: {error}") from None
+
+
+def _warn_of_open_weights(graph: RelayGraph) -> None:
+    """Warn of inputs that are weights: the parameters file was probably forgotten."""
+    weights = {
+        arg.name
+        for node in graph.nodes
+        if node.op.startswith("nn.conv") or node.op in ("nn.dense", "nn.batch_norm")
+        for arg in node.args[1:]
+        if hasattr(arg, "name")
+    }
+    if len(weights) > 1:
+        named = ", ".join(sorted(weights)[:3])
+        warnings.warn(
+            f"{len(weights)} weights ({named}, ...) are inputs of the model: give their values with params (--params)",
+            stacklevel=4,
+        )
