@@ -16,10 +16,7 @@ import pytest
 
 from tvm_fusion.frontend import relay
 
-relay_environment = pytest.importorskip(
-    "tvm_fusion.testing.relay_environment",
-    reason="the Relay environment is not part of this checkout",
-)
+relay_environment = pytest.importorskip("tvm_fusion.testing.relay_environment")
 
 pytestmark = pytest.mark.slow
 
