@@ -77,6 +77,16 @@ def test_json(tmp_path, operators):
             load(path)
 
 
+def test_json_with_parameters(tmp_path, operators):
+    """A file of parameters gives the weights of a Relax module, too."""
+    path, params = tmp_path / "model.json", tmp_path / "model.params"
+    path.write_text(tvm.ir.save_json(Dense))
+    params.write_bytes(tvm.runtime.save_param_dict({"w": tvm.runtime.tensor(W)}))
+    mod = load(path, shape={"x": (4, 2)}, params=params)
+    assert operators(mod) == [("y", "matmul"), ("z", "nn.relu")]
+    assert [param.name for param in mod["main"].params] == ["x"]
+
+
 def test_suffix_and_missing_file(tmp_path):
     with pytest.raises(InvalidModelError, match=r"must end in \.onnx, \.pt2, \.json"):
         load(tmp_path / "model.tflite")

@@ -499,6 +499,24 @@ def doubling(content, levels):
     return content
 
 
+def test_deep_chain():
+    """3000 calls inside each other: no recursion of Python's is involved."""
+    content = document("control")
+    nodes = content["nodes"]
+    main = node_of(content, "relay.Function")
+    tanh = next(str(i) for i, n in enumerate(nodes) if n.get("repr_str") == "tanh")
+    value = nodes[int(main["attrs"]["params"])]["data"][0]
+    for _ in range(3000):
+        nodes.append({"type_key": "Array", "data": [value]})
+        args = str(len(nodes) - 1)
+        attrs = {"op": tanh, "args": args, "attrs": "0", "span": "0", "_checked_type_": "0"}
+        nodes.append({"type_key": "relay.Call", "attrs": attrs})
+        value = len(nodes) - 1
+    main["attrs"]["body"] = str(value)
+    table = NodeTable(content)
+    assert len(flatten(table, {}).nodes) == 3000
+
+
 def test_node_table_reads_both_kinds_of_text():
     """TVM 0.8 writes a slice mode as it is, later ones as the index of a String."""
     for version in VERSIONS:

@@ -19,6 +19,7 @@ from .types import read_type
 
 #: A graph has at most this many operators, and calls of functions: nested ones can ask for any number.
 MAX_NODES = 200_000
+MAX_CALLS = 20_000
 
 _Frame = tuple[int, Scope]
 
@@ -322,8 +323,8 @@ class _Flattener:
         """Return the scope of a call, with the parameters bound."""
         table = self._table
         self._calls += 1
-        if self._calls > MAX_NODES:
-            raise InvalidModelError(f"the model calls functions more than {MAX_NODES} times")
+        if self._calls > MAX_CALLS:
+            raise InvalidModelError(f"the model calls functions more than {MAX_CALLS} times")
         params = table.items(table.get(callee.function, "params"))
         if len(params) != len(values):
             raise InvalidModelError(
