@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard tvm_fusion/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full lint format clean
+.PHONY: help install demo test test-full relay-env lint format clean
 
 help:
 	@echo "make demo       plan, compile, verify and time a real network on the CPU"
 	@echo "make test       the tests that take minutes"
 	@echo "make test-full  all tests: with PyTorch, every model, packaging in clean environments"
+	@echo "make relay-env  an environment with a TVM that has Relay, for its tests (Python 3.10)"
 	@echo "make lint       style of Python and C++;  make format repairs it"
 	@echo "make clean      remove what the other targets made"
 
@@ -42,7 +43,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-full: $(VENV)/installed-torch
+# Skipped, with the reason, where there is no Python 3.10 or the wheel cannot be had.
+relay-env: $(VENV)/installed
+	$(BIN)/python tvm_fusion/testing/relay_environment.py
+
+test-full: $(VENV)/installed-torch relay-env
 	$(BIN)/python -m pytest -n $(WORKERS) --slow $(ARGS)
 
 lint: $(VENV)/installed
@@ -56,4 +61,4 @@ format: $(VENV)/installed
 	$(BIN)/clang-format -i tvm_fusion/csrc/*
 
 clean:
-	rm -rf $(VENV) .demo build dist ./*.egg-info tvm_fusion/_core.so
+	rm -rf $(VENV) .venv-relay .demo build dist ./*.egg-info tvm_fusion/_core.so

@@ -10,6 +10,8 @@ import zlib
 import pytest
 from hypothesis import settings
 
+from tvm_fusion.testing import relay_environment
+
 # A loaded machine makes any one example slow; slowness is no failure here.
 settings.register_profile("tvm_fusion", deadline=None, print_blob=True)
 settings.load_profile("tvm_fusion")
@@ -26,6 +28,7 @@ MARKERS = {
     "nvcc": "compiles CUDA code; skipped where there is no nvcc",
     "torch": "needs PyTorch; skipped where it is not installed",
     "gpu": "needs a CUDA device; skipped where there is none",
+    "relay": "runs in an environment with a TVM that has Relay (make relay-env); skipped where there is none",
 }
 
 
@@ -77,6 +80,8 @@ def _reasons(config: pytest.Config, marks: set[str]) -> dict[str, str]:
         reasons["nvcc"] = "not found; install CUDA or the package's cuda extra"
     if "torch" in marks and importlib.util.find_spec("torch") is None:
         reasons["torch"] = "PyTorch is not installed; install the package's torch extra"
+    if "relay" in marks and relay_environment.python_of() is None:
+        reasons["relay"] = relay_environment.missing()
     if "gpu" in marks and not _has_gpu():
         reasons["gpu"] = "this machine has no CUDA device"
     return reasons

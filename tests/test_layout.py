@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Stages in processing order: a folder imports from itself and from those before it.
 ORDER = [
-    "frontend", "graph", "strategies", "guards", "planner", "schedules", "transform", "build",
+    "frontend", "graph", "strategies", "guards", "planner", "relay", "schedules", "transform", "build",
     "verification", "tuning", "report", "cli",
 ]  # fmt: skip
 

@@ -6,16 +6,17 @@ original order stands in the attribute ``tvm_fusion.order`` of the calling funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..compat import tvm
 from ..frontend.outline import outline
 from ..graph.relax import RelaxGraph
+from ..strategies import attributes
+from ..strategies.attributes import NUMERICS, parts_from
 from ..strategies.base import Proposal
 
-#: Attribute of groups, and of their PrimFuncs, whose roundings are kept.
-NUMERICS = "tvm_fusion.numerics"
+__all__ = ["NUMERICS", "annotate", "group_attrs", "parts_from"]
 
 
 def annotate(
@@ -52,46 +53,10 @@ def annotate(
         ]
         for name, proposal in groups.items()
     }
-    attrs = {name: group_attrs(proposal) for name, proposal in groups.items()}
-    if numerics != "wide":
-        attrs = {name: {**own, NUMERICS: numerics} for name, own in attrs.items()}
+    attrs = {name: group_attrs(proposal, numerics) for name, proposal in groups.items()}
     return outline(mod, variables, attrs, func_name)
 
 
-def group_attrs(proposal: Proposal) -> dict[str, Any]:
-    """Attributes of a group function. Nothing unique to one place goes in: equal blocks must hash equal."""
-    return {
-        "Primitive": True,
-        "tvm_fusion.strategy": proposal.strategy,
-        "tvm_fusion.depth": proposal.depth,
-        "tvm_fusion.members": len(proposal.members),
-        "tvm_fusion.parts": [
-            _part_text(proposal, *part)
-            for part in proposal.parts
-            # A group that was cut out for checking has other names than its parts.
-            if set(part[1]) <= set(proposal.operators)
-        ],
-        "tvm_fusion.options": dict(proposal.options),
-    }
-
-
-def _part_text(proposal: Proposal, strategy: str, operators: tuple[str, ...]) -> str:
-    """A part as strategy and positions in the group, as ``"vertical:0,1"``: names would be unique."""
-    return f"{strategy}:{','.join(str(proposal.operators.index(name)) for name in operators)}"
-
-
-def parts_from(attrs: Mapping[str, Any], operators: Sequence[str]) -> tuple[Any, ...]:
-    """Read the parts of an annotated group back.
-
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes of the group function.
-    operators : sequence of str
-        Its operators in topological order.
-    """
-    out = []
-    for text in attrs.get("tvm_fusion.parts", ()):
-        strategy, _, positions = str(text).partition(":")
-        out.append((strategy, tuple(operators[int(i)] for i in positions.split(","))))
-    return tuple(out)
+def group_attrs(proposal: Proposal, numerics: str = "wide") -> dict[str, Any]:
+    """Attributes of a Relax group function (`strategies.attributes`)."""
+    return {"Primitive": True, **attributes.group_attrs(proposal, numerics)}

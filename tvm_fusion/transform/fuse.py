@@ -17,10 +17,10 @@ from ..planner.candidates import Measure
 from ..planner.compare import Kernel
 from ..planner.plan import Plan, TargetInfo
 from ..planner.planner import Compiler, Solution, solve
-from ..strategies.base import Proposal, depth_of
-from ..strategies.decompose import decompose
+from ..strategies.attributes import proposal_from
+from ..strategies.base import Proposal
 from ..targets import parse_target, with_products
-from .annotate import annotate, parts_from
+from .annotate import annotate
 from .strip_fusion import ExistingGroup, is_group, strip
 
 
@@ -119,15 +119,7 @@ def _as_proposal(found: RelaxGraph, group: ExistingGroup) -> Proposal:
     """Read a group of an annotated module back as a proposal."""
     bound = set(group.variables)
     names = [n for n, bindings in found.bindings.items() if bindings[0].var in bound]
-    operators = found.graph.sort(names)
-    options = tuple(sorted((k, str(v)) for k, v in dict(group.attrs["tvm_fusion.options"]).items()))
-    shape = decompose(found.graph, operators, dict(options))
-    wide = group.attrs["tvm_fusion.strategy"] != "vertical" and shape.branches
-    members = tuple(b.operators for b in shape.branches) if wide else (operators,)
-    return Proposal(
-        str(group.attrs["tvm_fusion.strategy"]), operators, shape.anchors, members,
-        depth_of(found.graph, operators), parts_from(group.attrs, operators), options,
-    )  # fmt: skip
+    return proposal_from(found.graph, names, group.attrs)
 
 
 class _DecidingPass:

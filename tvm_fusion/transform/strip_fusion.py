@@ -9,9 +9,7 @@ from typing import Any
 from ..compat import ir, relax, tvm, with_functions
 from ..frontend.outline import ORDER
 from ..frontend.rename import Substitute
-
-#: Attribute that marks a group function.
-STRATEGY = "tvm_fusion.strategy"
+from ..strategies.attributes import STRATEGY
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,307 @@
+"""Small Relay modules, one for each form that the graph has for Relay's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..relay.compat import relay, tvm
+from .relay_models import batch_norm, constant, conv, conv_chain, module
+
+_CASES: dict[str, Callable[[np.random.RandomState], tvm.IRModule]] = {}
+
+
+def case_names() -> list[str]:
+    """The names of all cases."""
+    return list(_CASES)
+
+
+def make_case(name: str) -> tvm.IRModule:
+    """A case's module, with types."""
+    return relay.transform.InferType()(_CASES[name](np.random.RandomState(0)))
+
+
+def _case(function: Callable[[np.random.RandomState], tvm.IRModule]) -> Callable[..., Any]:
+    _CASES[function.__name__] = function
+    return function
+
+
+def _map(name: str = "x") -> Any:
+    return relay.var(name, shape=(2, 8, 6, 6))
+
+
+def _matrix(name: str = "v", rows: int = 4) -> Any:
+    return relay.var(name, shape=(rows, 8))
+
+
+def _matrices(name: str = "b") -> Any:
+    return relay.var(name, shape=(2, 5, 8))
+
+
+def _relu(body: Any, *params: Any) -> tvm.IRModule:
+    return module(relay.nn.relu(body), *params)
+
+
+def _number(value: float) -> Any:
+    return relay.const(value, "float32")
+
+
+@_case
+def norm_not_simplified(random: np.random.RandomState) -> tvm.IRModule:
+    return conv_chain()
+
+
+@_case
+def norm_behind_bias(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    y = relay.nn.bias_add(conv(random, x, 8, 8, 3), constant(random, 8))
+    return _relu(batch_norm(random, y, 8), x)
+
+
+@_case
+def log2(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.log2(relay.exp(v)), v)
+
+
+@_case
+def standard_deviation(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.std(v, axis=[1], keepdims=True), v)
+
+
+@_case
+def l2_normalize(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.nn.l2_normalize(v, 1e-5, [1]), v)
+
+
+@_case
+def local_response_norm(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    return _relu(relay.nn.lrn(x, size=3), x)
+
+
+@_case
+def layer_norm(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return module(relay.nn.layer_norm(relay.exp(v), constant(random, 8), constant(random, 8)), v)
+
+
+@_case
+def stack(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.stack([v, relay.exp(v)], 0), v)
+
+
+@_case
+def dense(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(
+        relay.nn.bias_add(relay.nn.dense(v, constant(random, 6, 8)), constant(random, 6)), v
+    )
+
+
+@_case
+def dense_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
+    v, w = _matrix(), _matrix("w", 16)
+    return _relu(relay.nn.dense(relay.exp(v), relay.exp(w)), v, w)
+
+
+@_case
+def batch_matmul(random: np.random.RandomState) -> tvm.IRModule:
+    b = _matrices()
+    return _relu(relay.nn.batch_matmul(b, relay.exp(b)), b)
+
+
+@_case
+def batch_matmul_transposed_back(random: np.random.RandomState) -> tvm.IRModule:
+    b = _matrices()
+    other = relay.transpose(relay.reshape(relay.exp(b), (2, 8, 5)), (0, 2, 1))
+    return _relu(relay.nn.batch_matmul(b, other), b)
+
+
+@_case
+def batch_matmul_plain(random: np.random.RandomState) -> tvm.IRModule:
+    b = _matrices()
+    other = relay.transpose(relay.exp(b), (0, 2, 1))
+    return _relu(relay.nn.batch_matmul(b, other, transpose_b=False), b)
+
+
+@_case
+def powers(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    positive = relay.exp(v)
+    parts = [relay.power(positive, _number(n)) for n in (2.0, 3.0, 4.0, 0.5, -0.5, -1.0, 1.7)]
+    return module(relay.Tuple([relay.nn.relu(part) for part in parts]), v)
+
+
+@_case
+def difference_from_one(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.subtract(_number(1.0), relay.tanh(v)), v)
+
+
+@_case
+def scales_and_shifts(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = (relay.tanh(v) * _number(2.0) + constant(random, 8)) * constant(random, 8)
+    y = relay.negative((_number(1.0) - (y - constant(random, 8))) / _number(3.0))
+    return _relu(y, v)
+
+
+@_case
+def scale_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    scaled = relay.tanh(v) * _number(2.0)
+    return module(relay.Tuple([relay.nn.relu(scaled + constant(random, 8)), relay.exp(scaled)]), v)
+
+
+@_case
+def scale_behind_convolution(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    return _relu(relay.multiply(conv(random, x, 8, 8, 3), constant(random, 8, 1, 1)), x)
+
+
+@_case
+def scale_before_convolution(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    scaled = relay.multiply(relay.exp(x), constant(random, 8, 1, 1))
+    return _relu(conv(random, scaled, 8, 8, 3), x)
+
+
+@_case
+def padding_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    padded = relay.nn.pad(relay.tanh(x), [[0, 0], [0, 0], [1, 1], [2, 2]])
+    weight = constant(random, 8, 8, 3, 3)
+    y = relay.nn.conv2d(padded, weight, channels=8, kernel_size=(3, 3))
+    return module(relay.Tuple([relay.nn.relu(y), relay.exp(padded)]), x)
+
+
+@_case
+def split_apart(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    left, right = relay.split(relay.tanh(x), 2, 1)
+    return module(relay.Tuple([relay.nn.relu(left), relay.exp(right)]), x)
+
+
+@_case
+def split_and_joined(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    return _relu(relay.concatenate(relay.split(relay.tanh(x), 2, 1).astuple(), 1), x)
+
+
+@_case
+def pools_of_whole_maps(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    y = relay.tanh(x)
+    pools = [
+        relay.nn.global_avg_pool2d(y), relay.nn.global_max_pool2d(y), relay.nn.adaptive_avg_pool2d(y, (1, 1)),
+        relay.nn.adaptive_avg_pool2d(y, (2, 2)),
+    ]  # fmt: skip
+    return module(relay.Tuple([relay.nn.relu(pool) for pool in pools]), x)
+
+
+@_case
+def mean_of_other_axes(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    return _relu(relay.mean(relay.exp(x), axis=[1], exclude=True), x)
+
+
+@_case
+def broadcast(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    wide = relay.broadcast_to(relay.exp(v), (3, 4, 8))
+    return _relu(relay.add(wide, constant(random, 3, 4, 8)), v)
+
+
+@_case
+def repeated_constant(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.add(relay.exp(v), relay.ones_like(v)), v)
+
+
+@_case
+def views(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = relay.reshape(relay.reshape(relay.tanh(v), (8, 4)), (2, 16))
+    z = relay.squeeze(relay.expand_dims(relay.exp(v), 0, 2), [0])
+    return module(relay.Tuple([relay.exp(y), relay.nn.relu(z)]), v)
+
+
+@_case
+def nothing_done(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = relay.nn.dropout(relay.exp(v)) * _number(1.0) + _number(0.0)
+    y = relay.copy(relay.cast(relay.transpose(relay.transpose(y)), "float32"))
+    return _relu(y, v)
+
+
+@_case
+def channels_last(random: np.random.RandomState) -> tvm.IRModule:
+    x = relay.var("x", shape=(1, 6, 6, 8))
+    weight = constant(random, 3, 3, 8, 16)
+    y = relay.nn.conv2d(
+        x, weight, padding=(1, 1), channels=16, kernel_size=(3, 3), data_layout="NHWC", kernel_layout="HWIO"
+    )  # fmt: skip
+    return _relu(y, x)
+
+
+@_case
+def transposed_convolution(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    weight = constant(random, 8, 4, 3, 3)
+    return _relu(relay.nn.conv2d_transpose(x, weight, channels=4, kernel_size=(3, 3)), x)
+
+
+@_case
+def upsampling(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    return _relu(relay.nn.upsampling(relay.exp(x), 2, 2), x)
+
+
+@_case
+def choices(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = relay.where(relay.greater(v, _number(0.0)), relay.exp(v), relay.tanh(v))
+    return module(relay.clip(y, 0.0, 6.0), v)
+
+
+@_case
+def rows_taken(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return module(relay.exp(relay.take(v, relay.const(np.array([1, 0, 2])), axis=0)), v)
+
+
+@_case
+def slices(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return module(relay.exp(relay.strided_slice(relay.tanh(v), [0, 2], [4, 6])), v)
+
+
+@_case
+def positions(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return module(relay.add(relay.argmax(v, axis=1), relay.const(1, "int32")), v)
+
+
+@_case
+def constant_expressions(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return _relu(relay.add(relay.exp(v), relay.nn.relu(relay.transpose(constant(random, 8, 4)))), v)
+
+
+@_case
+def narrow_floats(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    return module(relay.cast(relay.nn.relu(relay.cast(relay.exp(v), "float16")), "float32"), v)
+
+
+@_case
+def lets(random: np.random.RandomState) -> tvm.IRModule:
+    v, a, b = _matrix(), relay.var("a"), relay.var("b")
+    body = relay.Let(b, relay.nn.relu(relay.add(a, v)), relay.Tuple([b, relay.exp(b)]))
+    return module(relay.Let(a, relay.tanh(v), body), v)
