@@ -15,7 +15,7 @@ from ..strategies.attributes import group_attrs
 from ..strategies.base import Proposal
 from .compat import relay, tvm
 from .expressions import with_operands
-from .nodes import Node, RelayGraph, Structure, Value, flatten
+from .nodes import Node, RelayGraph, Structure, Value
 
 #: Results by value: the expressions of the new function.
 Environment = dict[Value, Any]
@@ -80,11 +80,9 @@ class _Writer:
 
     def body(self) -> Any:
         """The new body of the function."""
-        env: Environment = {
-            value: param
-            for param in self.found.function.params
-            for value in flatten(self.found.values[param])
-        }
+        env: Environment = {}
+        for param in self.found.function.params:
+            env.update(_items(self.found.values[param], param))
         for var, _ in self.found.closures:
             env[self.found.values[var]] = var  # bound around the whole body
         for unit in self._units():

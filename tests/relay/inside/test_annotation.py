@@ -244,6 +244,18 @@ def test_group_of_a_part_of_a_call() -> None:
     assert "nn.dense(" in deny(mod).astext(show_meta_data=False)
 
 
+def test_parameters_that_are_tuples() -> None:
+    tensor = relay.TensorType((2, 8))
+    pair = relay.var("pair", relay.TupleType([tensor, tensor]))
+    left, right = (relay.TupleGetItem(pair, i) for i in range(2))
+    mod = module(relay.nn.relu(relay.subtract(relay.exp(left), relay.tanh(right))), pair)
+    (call,) = group_calls(fusion.VerticalFusion(target=CUDA)(mod))
+    assert [arg.index for arg in call.args] == [0, 1]
+    p, q = (v.name_hint for v in call.op.params)
+    text = call.op.astext(show_meta_data=False)
+    assert f"exp(%{p})" in text and f"tanh(%{q})" in text
+
+
 def test_constant_results() -> None:
     """A result that is an input or a constant stays."""
     random = np.random.RandomState(0)
