@@ -14,7 +14,7 @@ from ..config import FusionConfig
 from ..relay.compat import tvm
 from ..relay.fuse import plan_with_graph
 from .plan_digest import plan_digest
-from .relay_cases import case_names, make_case
+from .relay_cases import case_names, make_case, random_module
 
 #: Targets and configurations of the plans; JSON keeps them for the other side.
 SETTINGS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -24,6 +24,9 @@ SETTINGS: tuple[tuple[str, dict[str, object]], ...] = (
     ("cuda:sm_90a", {"strategies": ("horizontal",), "max_members": 2}),
     ("cuda:sm_90a", {"strategies": ("compound",)}),
 )
+
+#: How many random modules stand beside the cases.
+RANDOM_MODULES = 20
 
 
 def write_plans(folder: Path, name: str, mod: tvm.IRModule) -> None:
@@ -52,3 +55,5 @@ def write_plans(folder: Path, name: str, mod: tvm.IRModule) -> None:
 if __name__ == "__main__":
     for case in case_names():
         write_plans(Path(sys.argv[1]), case, make_case(case))
+    for seed in range(RANDOM_MODULES):
+        write_plans(Path(sys.argv[1]), f"random_{seed}", random_module(seed))

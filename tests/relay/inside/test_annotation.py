@@ -13,7 +13,7 @@ import tvm_fusion.relay as fusion
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.errors import FusionError, PlanError
 from tvm_fusion.relay.compat import plain_attrs
-from tvm_fusion.testing.relay_cases import case_names, make_case
+from tvm_fusion.testing.relay_cases import case_names, make_case, random_module
 from tvm_fusion.testing.relay_models import (
     bert,
     branches,
@@ -205,6 +205,28 @@ def test_numbers_stay(name: str) -> None:
         assert len(group_calls(annotated)) == len(fusion.plan(mod, target).groups)
     close(run_vm(annotated, inputs), run_graph(mod, inputs))
     assert not group_calls(fusion.StripFusion()(annotated))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_graphs(seed: int) -> None:
+    """Groups are convex whatever the graph, passes compose, and (for every fifth) the numbers stay."""
+    mod = random_module(seed)
+    makers = (
+        fusion.VerticalFusion,
+        fusion.HorizontalFusion,
+        fusion.CrossFusion,
+        fusion.CompoundFusion,
+    )
+    for target in ("llvm", CUDA):
+        out = tvm.transform.Sequential([make(target=target) for make in makers])(mod)
+    again = fusion.Fuse(target=CUDA)(out)
+    flat = fusion.StripFusion()(again)
+    assert not group_calls(flat)
+    if seed % 5 == 0:
+        inputs = inputs_of(mod)
+        wanted = run_graph(mod, inputs)
+        close(run_vm(again, inputs), wanted)
+        close(run_graph(flat, inputs), wanted)
 
 
 def test_bert_runs_by_every_pass() -> None:
