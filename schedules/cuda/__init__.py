@@ -5,6 +5,7 @@ Templates that know a form well come before those that take it too: a tensor-cor
 
 from ..registry import register
 from .anchor_rows import AnchorRows
+from .attention.template import AttentionTemplate
 from .back_to_back import BackToBack
 from .conv2d import Conv2d
 from .elementwise import Elementwise
@@ -21,6 +22,7 @@ from .tensor_core.template import TensorCore
 
 #: Order matters: ``Partitioned`` splits off independent members before anything looks at them together;
 #: ``Gated`` takes products that only scale a larger tensor before the templates that would tile them;
+#: ``AttentionTemplate`` takes two products around a softmax, which no other template has;
 #: ``StripConvolution`` takes depthwise convolutions, and groups that are no faster as products; ``TensorRows``
 #: and ``TensorCore`` take 16-bit products, and ``MultiplyAdd`` those of float32, on chips with asynchronous copies;
 #: ``MatrixVector`` takes few rows from ``Matmul``; two dependent sums go to ``BackToBack``, a product with reductions
@@ -32,6 +34,7 @@ TEMPLATES = tuple(
         Elementwise,
         Gated,
         StripConvolution,
+        AttentionTemplate,
         TensorRows,
         TensorCore,
         MultiplyAdd,

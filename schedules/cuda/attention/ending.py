@@ -1,0 +1,208 @@
+"""From sums in registers to the output: rows are divided by their weights' sums; warps that share the keys add up."""
+
+from __future__ import annotations
+
+from ....compat import sym, tirx
+from ....compat import script_builder as T
+from ....guards.attention_tiles import PADDING
+from ....guards.tensor_tiles import ROWS
+from ..fast_math import to_type
+from ..tensor_core.affine import substitute
+from ..tensor_core.evaluate import conjunction, copy_out, integer
+from .device_code import call
+from .form import Source
+from .recognition import is_row_wise
+
+#: Columns that a thread stores at once.
+_PIECE = 8
+
+
+class Ending:
+    """Emits what follows the last tile.
+
+    Parameters
+    ----------
+    body : Body
+        The kernel.
+    """
+
+    def __init__(self, body) -> None:
+        self.body, self.form, self.tile = body, body.form, body.tile
+        self.softmax = body.softmax
+        self.rows = self.softmax.rows
+        self.columns = 2 * body.value_parts
+        #: Floats from one row of partial results to the next.
+        self.length = 8 * self.columns + PADDING
+        source = Source(self.form.output, self.form.output_offset, self.form.row, self.form.values.width)
+        self.is_row_wise = is_row_wise(source)
+
+    def emit(self) -> None:
+        """Emit everything."""
+        totals = self.softmax.totals
+        for half in range(len(self.rows)):
+            for bits in (1, 2):
+                other = call("tvmf_shuffle_xor", totals[half], integer(bits), result="float32")
+                T.buffer_store(totals, totals[half] + other, [half])
+        if self.tile.warp_keys > 1:
+            self._meet()
+        else:
+            self._scale(self._inverses([totals[half] for half in range(len(self.rows))]))
+            self._store()
+
+    def _inverses(self, totals: list) -> list:
+        """What each row is multiplied by."""
+        one, zero = tirx.const(1, "float32"), tirx.const(0, "float32")
+        found = []
+        for total in totals:
+            inverse = one / total
+            if self.form.zero_masked:
+                inverse = tirx.Select(total.equal(zero), zero, inverse)
+            found.append(T.bind(inverse))
+        return found
+
+    def _register(self, half: int, column: int, number: int = 0) -> int:
+        return 4 * (half // 2 * self.columns + column) + 2 * (half % 2) + number
+
+    def _scale(self, factors: list) -> None:
+        sums = self.body.sums
+        for half, factor in enumerate(factors):
+            for column in range(self.columns):
+                for number in range(2):
+                    at = self._register(half, column, number)
+                    T.buffer_store(sums, sums[at] * factor, [at])
+
+    # -- one warp has all keys ---------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        body, form = self.body, self.form
+        packed = T.alloc_buffer((1,), "uint32", scope="local")
+        view = body.views[form.output.__chandle__()]
+        for half, row in enumerate(self.rows):
+            conditions = []
+            if form.row.extent % self.tile.rows:
+                conditions.append(row < integer(form.row.extent))
+            for column in range(self.columns):
+                if 8 * column >= form.values.width.extent:
+                    continue
+                first = integer(8 * column) + body.lane % integer(4) * integer(2)
+                with _where(conditions):
+                    at = self._register(half, column)
+                    if self.is_row_wise:
+                        name = f"tvmf_pack_{body.type}"
+                        T.evaluate(call(name, packed.data, 0, body.sums.data, at))
+                        place = self._offset(row, first)
+                        T.evaluate(call("tvmf_store_packed", view.data, place, packed.data, 0))
+                        continue
+                    for number in range(2):
+                        value = to_type(body.sums[at + number], form.dtype)
+                        T.buffer_store(view, value, [self._offset(row, first + integer(number))])
+
+    def _offset(self, row, column) -> tirx.PrimExpr:
+        names = {self.form.row.var: row, self.form.values.width.var: column, **self.body.batch}
+        return sym.Analyzer().simplify(substitute(self.form.output_offset, names))
+
+    # -- warps share the keys ----------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Add up what warps have of a row."""
+        body, tile, softmax = self.body, self.tile, self.softmax
+        rows, shared = tile.rows, body.shared.data
+        places = 4 * tile.warp_keys * rows * self.length
+        T.evaluate(call("tvmf_wait_0"))
+        T.evaluate(call("tvmf_barrier"))
+        own = T.alloc_buffer((2,), "float32", scope="local")
+        lines = [
+            T.bind(
+                body.warp_row * integer(ROWS * tile.fragments)
+                + integer(8 * half)
+                + body.lane // integer(4)
+            )
+            for half in range(len(self.rows))
+        ]
+        for half, line in enumerate(lines):
+            T.buffer_store(own, softmax.most[half], [0])
+            T.buffer_store(own, softmax.totals[half], [1])
+            with _where([(body.lane % integer(4)).equal(integer(0))]):
+                place = integer(places) + (body.warp_key * integer(rows) + line) * integer(8)
+                T.evaluate(call("tvmf_store_shared_8", shared, place, own.data, 0))
+        T.evaluate(call("tvmf_barrier"))
+        self._scale([self._share(half, line, places) for half, line in enumerate(lines)])
+        for half, line in enumerate(lines):
+            for column in range(self.columns):
+                place = (body.warp_key * integer(rows) + line) * integer(4 * self.length)
+                place = place + integer(32 * column) + body.lane % integer(4) * integer(8)
+                at = self._register(half, column)
+                T.evaluate(call("tvmf_store_shared_8", shared, place, body.sums.data, at))
+        T.evaluate(call("tvmf_barrier"))
+        self._store_together()
+
+    def _share(self, half: int, line, places: int) -> tirx.PrimExpr:
+        """What a warp's sums of a row are multiplied by."""
+        tile, softmax, shared = self.tile, self.softmax, self.body.shared.data
+        parts = T.alloc_buffer((2 * tile.warp_keys,), "float32", scope="local")
+        for warp in range(tile.warp_keys):
+            place = integer(places + 8 * warp * tile.rows) + line * integer(8)
+            T.evaluate(call("tvmf_load_shared_8", parts.data, 2 * warp, shared, place))
+        largest = parts[0]
+        for warp in range(1, tile.warp_keys):
+            largest = tirx.Max(largest, parts[2 * warp])
+        largest = T.bind(largest)
+        total = None
+        for warp in range(tile.warp_keys):
+            part = parts[2 * warp + 1] * softmax.power(parts[2 * warp], largest)
+            total = part if total is None else total + part
+        (inverse,) = self._inverses([T.bind(total)])
+        return T.bind(softmax.power(softmax.most[half], largest) * inverse)
+
+    def _store_together(self) -> None:
+        """Every thread adds up and stores neighbouring columns of some rows."""
+        body, tile, form = self.body, self.tile, self.form
+        pieces = self.columns * 8 // _PIECE
+        kept = T.alloc_buffer((_PIECE,), form.dtype, scope="local")
+        total = T.alloc_buffer((_PIECE,), "float32", scope="local")
+        part = T.alloc_buffer((4,), "float32", scope="local")
+        view = body.views[form.output.__chandle__()]
+        count = tile.rows * pieces
+        for number in range(-(-count // tile.threads)):
+            place = body.thread + integer(number * tile.threads)
+            line, piece = T.bind(place // integer(pieces)), T.bind(place % integer(pieces))
+            row = T.bind(body.first_row + line)
+            conditions = []
+            if count % tile.threads:
+                conditions.append(place < integer(count))
+            if form.row.extent % tile.rows:
+                conditions.append(row < integer(form.row.extent))
+            if form.values.width.extent % (pieces * _PIECE):
+                conditions.append(piece * integer(_PIECE) < integer(form.values.width.extent))
+            with _where(conditions):
+                for warp in range(tile.warp_keys):
+                    for quarter in range(_PIECE // 4):
+                        at = (integer(warp * tile.rows) + line) * integer(4 * self.length)
+                        at = at + piece * integer(4 * _PIECE) + integer(16 * quarter)
+                        T.evaluate(call("tvmf_load_shared_16", part.data, 0, body.shared.data, at))
+                        for i in range(4):
+                            value = part[i] if warp == 0 else total[4 * quarter + i] + part[i]
+                            T.buffer_store(total, value, [4 * quarter + i])
+                for i in range(_PIECE):
+                    T.buffer_store(kept, to_type(total[i], form.dtype), [i])
+                first = piece * integer(_PIECE)
+                if self.is_row_wise:
+                    copy_out(view, self._offset(row, first), kept, _PIECE)
+                    continue
+                for i in range(_PIECE):
+                    T.buffer_store(view, kept[i], [self._offset(row, first + integer(i))])
+
+
+class _where:
+    """A region that runs where conditions hold."""
+
+    def __init__(self, conditions: list[tirx.PrimExpr]) -> None:
+        self._frames = [T.If(conjunction(conditions)), T.Then()] if conditions else []
+
+    def __enter__(self) -> None:
+        for frame in self._frames:
+            frame.__enter__()
+
+    def __exit__(self, *failure) -> None:
+        for frame in reversed(self._frames):
+            frame.__exit__(*failure)

@@ -1,0 +1,106 @@
+"""The form of attention: scores of queries and keys, softmax over the keys, sums of values.
+
+``output[row, :] = sum over keys of softmax(score(query[row] . key[k])) * value[k, :]`` for each element of a batch.
+Traffic: queries, keys, values and the output once; 4 FLOPs for each row, key and place of a head, and an exponential for
+each row and key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ....compat import tirx
+from ..tensor_core.form import Iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An operand that is read as it is: rows of a sequence, of which each is contiguous.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        A parameter.
+    offset : PrimExpr
+        Number of an element, of the batch's iterators, ``sequence`` and ``width``.
+    sequence, width : Iterator
+        What runs over the rows, and over the elements of one.
+    """
+
+    buffer: tirx.Buffer
+    offset: tirx.PrimExpr
+    sequence: Iterator
+    width: Iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A causal mask: keys up to ``row + shift`` take part.
+
+    Attributes
+    ----------
+    shift : int
+        How much further than its own position a row sees.
+    """
+
+    shift: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """A function in the form of this file.
+
+    Attributes
+    ----------
+    params : tuple of Buffer
+        Parameters of the function.
+    batch : tuple of Iterator
+        Heads, examples: each has queries, keys and values of its own, or shares them.
+    row, key : Iterator
+        Queries and keys.
+    query, keys, values : Source
+        The operands; ``query.width`` and ``keys.width`` are the first product's reduction.
+    scale : float
+        What the first product's sum is multiplied by.
+    sum : Var
+        Stands for the scaled sum in ``score``.
+    score : PrimExpr or None
+        The softmax's argument, in float32; None where it is the scaled sum, or minus infinity where ``limit`` hides it.
+    inside : PrimExpr or None
+        The same where the causal mask hides nothing.
+    limit : Limit or None
+        The causal mask.
+    zero_masked : bool
+        Whether a row all of whose scores are minus infinity becomes 0 instead of NaN.
+    output : Buffer
+        The result.
+    output_offset : PrimExpr
+        Number of an element of it, of the batch's iterators, the row and ``values.width``.
+    """
+
+    params: tuple[tirx.Buffer, ...]
+    batch: tuple[Iterator, ...]
+    row: Iterator
+    key: Iterator
+    query: Source
+    keys: Source
+    values: Source
+    scale: float
+    sum: tirx.Var
+    score: tirx.PrimExpr | None
+    inside: tirx.PrimExpr | None
+    limit: Limit | None
+    zero_masked: bool
+    output: tirx.Buffer
+    output_offset: tirx.PrimExpr
+
+    @property
+    def dtype(self) -> str:
+        """Type of the operands."""
+        return str(self.query.buffer.dtype)
+
+    @property
+    def heads(self) -> int:
+        """Elements of the batch."""
+        return math.prod(i.extent for i in self.batch)
