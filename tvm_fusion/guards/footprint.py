@@ -11,6 +11,7 @@ import dataclasses
 from ..devices import DeviceSpec
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
+from .attention import attention_footprint
 from .fma_products import depthwise_fma, fma_footprint
 from .grouped_products import grouped_footprint, is_grouped
 from .needs import (
@@ -66,6 +67,8 @@ def _estimate(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
     flops = sum(graph.by_name[name].flops for name in proposal.operators)
     if form == "partitioned":
         return _partitioned(graph, proposal, device)
+    if form == "attention":
+        return attention_footprint(graph, proposal, flops, device)
     if form == "back_to_back" and len(dense) == 2:
         found = depthwise_product(graph, proposal, dense, device)
         found = found or depthwise_fma(graph, proposal, dense, device)

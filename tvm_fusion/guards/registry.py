@@ -6,6 +6,7 @@ from ..config import FusionConfig
 from ..devices import CPU, DeviceSpec
 from ..graph.dataflow import DataflowGraph
 from ..strategies.base import Proposal
+from .attention import AttentionTemplate
 from .base import ACCEPTED, Guard, Verdict
 from .compile_time import CompileTime
 from .denied import Denied
@@ -22,8 +23,8 @@ from .work_ratio import WorkRatio
 #: The user's word first, then what would be wrong, then what cannot be built, then what would not
 #: pay.
 GUARDS: tuple[Guard, ...] = (
-    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), TemplatePairs(), EqualDtype(),
-    EqualLayout(), EqualShape(), EqualStructure(), WorkRatio(), Recompute(), GroupSize(), SharedMemory(),
+    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), TemplatePairs(), AttentionTemplate(),
+    EqualDtype(), EqualLayout(), EqualShape(), EqualStructure(), WorkRatio(), Recompute(), GroupSize(), SharedMemory(),
     Registers(), Occupancy(), CompileTime(),
 )  # fmt: skip
 

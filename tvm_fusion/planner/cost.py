@@ -102,6 +102,7 @@ GPU_RATES = Rates(
     saturation=24_000,
     forms={
         "merged": 1.03, "joined": 1.0, "partitioned": 1.03, "back_to_back": 0.85, "anchor_row": 1.0,
+        "attention": 1.0,
     },
     crowding=0.09,
 )  # fmt: skip

@@ -29,6 +29,7 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
         "partitioned": "blocks divided among the members",
         "back_to_back": "two anchors, the first one's tile kept on chip",
         "anchor_row": "a product and the normalisation of its rows, each in one block or one cluster",
+        "attention": "queries, keys, softmax and values, without scores in memory",
     },
     "join": {
         "apart": "results returned apart",

@@ -15,6 +15,7 @@ from ..graph.dataflow import DataflowGraph
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "form": (
         "collapsed", "merged", "joined", "elementwise", "partitioned", "back_to_back", "anchor_row",
+        "attention",
     ),
     "join": ("apart", "add", "maximum", "minimum", "multiply", "mixed", "concat"),
     "balance": ("pad", "warps"),

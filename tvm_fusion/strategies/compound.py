@@ -65,7 +65,8 @@ def _sibling_groups(
     """Sets of vertical groups with more than one anchor that read one tensor, or stand at one level."""
     largest: dict[str, Proposal] = {}
     for proposal in survived:
-        if proposal.strategy == "vertical" and proposal.option("form"):
+        # An attention kernel fills the chip by itself.
+        if proposal.strategy == "vertical" and proposal.option("form") not in ("", "attention"):
             best = largest.get(proposal.anchors[0])
             if best is None or len(proposal.operators) > len(best.operators):
                 largest[proposal.anchors[0]] = proposal

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..config import FusionConfig
 from ..graph.dataflow import DataflowGraph, Operator
 from ..graph.expression import build_seconds
+from .attention import attention_proposals
 from .base import Proposal, Strategy, depth_of
 from .growth import POINTWISE, grow_epilogue, grow_prologue
 
@@ -25,7 +26,7 @@ class Vertical(Strategy):
     an earlier anchor's epilogue can hold is left to it: there it is computed once, in a prologue
     once for every tile that reads it. Two anchors share a kernel where the first one's tile fits on
     chip (``back_to_back``), and a matrix product shares one with the row operator that reads it
-    (``anchor_row``).
+    (``anchor_row``). Two products around a softmax share one with it (``attention``).
     """
 
     name = "vertical"
@@ -40,6 +41,7 @@ class Vertical(Strategy):
                 covered.update(proposal.operators)
                 yield proposal
         yield from _after_another(graph, config, anchors, epilogues)
+        yield from attention_proposals(graph, config)
         # Once as if there were no anchors (their groups may be refused), once for what they leave
         # over.
         yield from self._chains(graph, config, set())

@@ -138,7 +138,8 @@ class Body:
         self.sums = local("sums", count * self.value_parts * 8, "float32")
         self.weights = local("weights", count * tile.own_keys // 4, "uint32")
         self.loaded = [local("loaded", 4, "uint32") for _ in range(_AHEAD + 1)]
-        self.row_loaded = [local("row_loaded", 4 * count, "uint32") for _ in range(2)]
+        ahead = 1 + -(-_AHEAD // (tile.own_keys // 16))
+        self.row_loaded = [local("row_loaded", 4 * count, "uint32") for _ in range(ahead)]
         self.softmax = Softmax(self)
 
     def _place(self, block, thread) -> None:
@@ -277,7 +278,7 @@ class Body:
         def load(number: int) -> None:
             part, group = units[number]
             if group == 0 and not held:
-                self._load_queries(part, self.row_loaded[part % 2], 0)
+                self._load_queries(part, self.row_loaded[part % len(self.row_loaded)], 0)
             offset = slot + self.key_rows.at(16 * group, part)
             target = self.loaded[number % len(self.loaded)]
             T.evaluate(call("tvmf_ldmatrix", target.data, 0, self.shared.data, offset))
@@ -285,7 +286,7 @@ class Body:
         def multiply(number: int) -> None:
             part, group = units[number]
             for fragment in range(tile.fragments):
-                rows = self.queries if held else self.row_loaded[part % 2]
+                rows = self.queries if held else self.row_loaded[part % len(self.row_loaded)]
                 row = 4 * ((part * tile.fragments if held else 0) + fragment)
                 for half in range(2):
                     at = 4 * (fragment * tile.own_keys // 8 + 2 * group + half)
