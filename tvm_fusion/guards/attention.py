@@ -49,7 +49,9 @@ class AttentionTemplate(Guard):
             detail = f"attention around {group.softmax} needs sm_{_LEAST_CAPABILITY} or later"
             return Verdict("unsupported", self.reason, {"arch": device.arch}, detail)
         if not best_attention_tiles(problem_of(group), device):
-            detail = f"heads of {group.width} and {group.value_width} places do not fit in registers"
+            detail = (
+                f"heads of {group.width} and {group.value_width} places do not fit in registers"
+            )
             numbers = {"width": group.width, "value_width": group.value_width}
             return Verdict("unsupported", self.reason, numbers, detail)
         return ACCEPTED

@@ -25,8 +25,8 @@ _FRAGMENTS, _ADDRESSES = 16, 44
 #: Registers of a warp's queries up to which they stay there.
 _HELD_QUERIES = 32
 
-#: Most registers that a thread is given.
-_MOST_REGISTERS = 255
+#: Most registers by the estimate, from 224 of which the compiler made 214 to 250, and those of an expression's loads.
+_MOST_REGISTERS, _SCORE_REGISTERS = 224, 12
 
 #: Bytes of shared memory that the driver keeps for itself in each block.
 _RESERVED = 1024
@@ -152,7 +152,8 @@ class AttentionTile:
         query, value = problem.padded
         held = self.fragments * query // 4 if self.holds_queries(problem) else 0
         sums = self.fragments * (self.own_keys + value) // 2
-        return sums + held + _FRAGMENTS + _ADDRESSES
+        loads = _SCORE_REGISTERS if problem.scored else 0
+        return sums + held + _FRAGMENTS + _ADDRESSES + loads
 
     def blocks(self, problem: AttentionProblem) -> int:
         """Thread blocks of a kernel."""

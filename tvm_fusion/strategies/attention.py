@@ -1,9 +1,9 @@
 """Attention in a graph: two matrix products around a softmax, with what stands between, before and behind.
 
-From the softmax upwards to the product of queries and keys there may be any elementwise operators (scale, masks, biases,
-casts) and views; downwards to the product with values views, casts, and the selection that gives rows without any key
-zeros. Transposes, reshapes, repetitions of heads and constant factors of queries, keys and values belong to the group
-where a kernel can read through them, and so do the transposes of the result. What stops a group is named.
+From the softmax upwards to the product of queries and keys there may be any elementwise operators (scale, masks,
+biases, casts) and views; downwards to the product with values views, casts, and the selection that gives rows without
+any key zeros. Transposes, reshapes, repetitions of heads and constant factors of queries, keys and values belong to the
+group where a kernel can read through them, and so do the transposes of the result. What stops a group is named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from .base import Proposal, depth_of
 from .strided import StridedView
 
 #: Operators that say which rows have no key at all.
-_MASKED_ROWS = ("equal", "not_equal", "logical_not", "astype", "max", "full_like", "zeros_like", "isinf")
+_MASKED_ROWS = (
+    "equal",
+    "not_equal",
+    "logical_not",
+    "astype",
+    "max",
+    "full_like",
+    "zeros_like",
+    "isinf",
+)
 
 #: Operators of an operand that a kernel reads through.
 _VIEWS = ("permute_dims", "broadcast_to", "reshape", "expand_dims", "squeeze", "flatten")
@@ -190,7 +199,9 @@ class _Reader:
         for operator in below:
             known = operator.name in self.members or operator.op == "astype"
             if not known and operator.pattern != "view":
-                raise _Stopped(operator, "it stands between the softmax and the product with values")
+                raise _Stopped(
+                    operator, "it stands between the softmax and the product with values"
+                )
             self.members[operator.name] = None
 
     def _between(self, first: Operator, last: Operator) -> list[Operator]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....compat import sym, tirx
 from ....compat import script_builder as T
+from ....compat import sym, tirx
 from ....guards.attention_tiles import PADDING
 from ....guards.tensor_tiles import ROWS
 from ..fast_math import to_type
@@ -33,7 +33,9 @@ class Ending:
         self.columns = 2 * body.value_parts
         #: Floats from one row of partial results to the next.
         self.length = 8 * self.columns + PADDING
-        source = Source(self.form.output, self.form.output_offset, self.form.row, self.form.values.width)
+        source = Source(
+            self.form.output, self.form.output_offset, self.form.row, self.form.values.width
+        )
         self.is_row_wise = is_row_wise(source)
 
     def emit(self) -> None:

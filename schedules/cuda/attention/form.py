@@ -1,8 +1,8 @@
 """The form of attention: scores of queries and keys, softmax over the keys, sums of values.
 
 ``output[row, :] = sum over keys of softmax(score(query[row] . key[k])) * value[k, :]`` for each element of a batch.
-Traffic: queries, keys, values and the output once; 4 FLOPs for each row, key and place of a head, and an exponential for
-each row and key.
+Traffic: queries, keys, values and the output once; 4 FLOPs for each row, key and place of a head, and an exponential
+for each row and key.
 """
 
 from __future__ import annotations

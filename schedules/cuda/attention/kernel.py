@@ -1,9 +1,9 @@
 """The kernel: queries in registers, tiles of keys and values through a ring in shared memory, online softmax.
 
-As in FlashAttention-2 (Dao, 2023): a warp has 16 or 32 queries. It multiplies them with a tile of keys, turns the scores
-in its registers into weights, which are the next product's row operand as they lie there, and adds the weighted values
-to its output. Of each row it keeps the largest score and the sum of weights so far; where a larger score turns up, what
-was added before is scaled down. Weights are rounded to the operands' type, sums and the softmax are in float32.
+As in FlashAttention-2 (Dao, 2023): a warp has 16 or 32 queries. It multiplies them with a tile of keys, turns the
+scores in its registers into weights, which are the next product's row operand as they lie there, and adds the weighted
+values to its output. Of each row it keeps the largest score and the sum of weights so far; where a larger score turns
+up, what was added before is scaled down. Weights are rounded to the operands' type; sums and the softmax are float32.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ class Body:
         self.lane = T.bind(thread % integer(32))
         warp = thread // integer(32)
         self.warp_row = T.bind(warp % integer(tile.warp_rows)) if tile.warp_rows > 1 else integer(0)
-        self.warp_key = T.bind(warp // integer(tile.warp_rows)) if tile.warp_keys > 1 else integer(0)
+        self.warp_key = (
+            T.bind(warp // integer(tile.warp_rows)) if tile.warp_keys > 1 else integer(0)
+        )
         self.first_row = T.bind(self.row_block * integer(tile.rows))
 
     # -- copies ------------------------------------------------------------------------------------------
@@ -164,7 +166,9 @@ class Body:
     def _copy(self, source: Source, width: int, depth: int) -> TileCopy:
         lines = Lines((source.width,), source.width.extent, width, integer(0), lambda line: line)
         access = Access(Copy(source.buffer, source.offset, ()), "mn", PIECE_BYTES // 2)
-        operand = Operand(tirx.BufferLoad(source.buffer, [integer(0)] * len(source.buffer.shape)), self.form.dtype)
+        operand = Operand(
+            tirx.BufferLoad(source.buffer, [integer(0)] * len(source.buffer.shape)), self.form.dtype
+        )
         return TileCopy(
             operand, access, lines, self.batch, (source.sequence,), depth,
             self.thread, self.tile.threads, self.shared, self.views,
@@ -221,7 +225,9 @@ class Body:
         if form.limit is None:
             return full, count
         shift = integer(form.limit.shift)
-        last = tirx.min(self.first_row + integer(self.tile.rows), integer(form.row.extent)) - integer(1)
+        last = tirx.min(
+            self.first_row + integer(self.tile.rows), integer(form.row.extent)
+        ) - integer(1)
         seen = tirx.max(self.first_row + shift + integer(1), integer(0)) // integer(keys)
         needed = tirx.max(last + shift + integer(keys), integer(0)) // integer(keys)
         return (
@@ -256,7 +262,7 @@ class Body:
         self._start(step + ahead if isinstance(step, int) else step + integer(ahead), count)
         slot = self._slot(step)
         self._multiply_keys(slot)
-        self.softmax.weigh(step, edge)
+        self.softmax.compare(step, edge)
         self._multiply_values(slot + integer(self.key_copy.nbytes))
 
     # -- products ----------------------------------------------------------------------------------------
@@ -265,7 +271,9 @@ class Body:
         place = integer(self.tile.query_place(self.problem))
         for fragment in range(self.tile.fragments):
             offset = place + self.query_rows.at(ROWS * fragment, part)
-            T.evaluate(call("tvmf_ldmatrix", target.data, at + 4 * fragment, self.shared.data, offset))
+            T.evaluate(
+                call("tvmf_ldmatrix", target.data, at + 4 * fragment, self.shared.data, offset)
+            )
 
     def _multiply_keys(self, slot) -> None:
         """Scores of the warp's queries and its keys of a tile."""
@@ -290,7 +298,9 @@ class Body:
                 row = 4 * ((part * tile.fragments if held else 0) + fragment)
                 for half in range(2):
                     at = 4 * (fragment * tile.own_keys // 8 + 2 * group + half)
-                    self._mma(self.scores, at, rows, row, self.loaded[number % len(self.loaded)], half)
+                    self._mma(
+                        self.scores, at, rows, row, self.loaded[number % len(self.loaded)], half
+                    )
 
         _ahead(len(units), load, multiply)
 
@@ -308,12 +318,23 @@ class Body:
 
         def multiply(number: int) -> None:
             group, part = units[number]
+            if part == 0 and group + 1 < groups:
+                # While these are multiplied, the next ones become weights.
+                self.softmax.weigh(group + 1)
             for fragment in range(tile.fragments):
                 row = 4 * (fragment * groups + group)
                 for half in range(2):
                     at = 4 * (fragment * 2 * self.value_parts + 2 * part + half)
-                    self._mma(self.sums, at, self.weights, row, self.loaded[number % len(self.loaded)], half)
+                    self._mma(
+                        self.sums,
+                        at,
+                        self.weights,
+                        row,
+                        self.loaded[number % len(self.loaded)],
+                        half,
+                    )
 
+        self.softmax.weigh(0)
         _ahead(len(units), load, multiply)
 
     def _mma(self, sums, at: int, rows, row: int, columns, half: int) -> None:

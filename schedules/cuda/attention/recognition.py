@@ -147,7 +147,13 @@ class _Reader:
             return None
         (reduced,) = block.reduced
         iterator = Iterator(tirx.Var("r", "int32"), block.extents[reduced])
-        names.update({iters[i].var: tirx.IntImm("int32", 0) for i in block.spatial if iters[i].var not in names})
+        names.update(
+            {
+                iters[i].var: tirx.IntImm("int32", 0)
+                for i in block.spatial
+                if iters[i].var not in names
+            }
+        )
         names[iters[reduced].var] = iterator.var
         return self._simple(substitute(stage.value, names)), iterator
 
@@ -179,7 +185,9 @@ class _Reader:
     def _source(self, factor: tirx.PrimExpr, sequence: Iterator, width: Iterator) -> Source | None:
         """An operand; None where its rows are not contiguous, or begin at odd places."""
         _, load = split_scale(factor)
-        if not isinstance(load, ir.TensorLoad) or not any(load.source.same_as(p) for p in self.params):
+        if not isinstance(load, ir.TensorLoad) or not any(
+            load.source.same_as(p) for p in self.params
+        ):
             return None
         offset = flat_offset(load)
         made = Source(load.source, offset, sequence, width)
@@ -228,10 +236,15 @@ class _Reader:
         if not isinstance(difference, tirx.Sub) or not self._is(difference.b, tirx.Max):
             return None
         score, largest = difference.a, difference.b
-        sums, most = self._at(total.source, total.indices), self._at(largest.source, largest.indices)
+        sums, most = (
+            self._at(total.source, total.indices),
+            self._at(largest.source, largest.indices),
+        )
         if sums is None or most is None or {sums[1].extent, most[1].extent} != {key.extent}:
             return None
-        if not self._same(most[0], score, most[1], key) or not self._same(sums[0], power, sums[1], key):
+        if not self._same(most[0], score, most[1], key) or not self._same(
+            sums[0], power, sums[1], key
+        ):
             return None
         if masked is not None and not self._is_all_masked(masked, score, key):
             return None
@@ -241,7 +254,9 @@ class _Reader:
         if not isinstance(load, ir.TensorLoad):
             return False
         stage = self.stages.get(buffer_key(load.source))
-        return stage is not None and stage.combine is combine and str(stage.buffer.dtype) == "float32"
+        return (
+            stage is not None and stage.combine is combine and str(stage.buffer.dtype) == "float32"
+        )
 
     def _same(self, one, other, one_key: Iterator, key: Iterator) -> bool:
         moved = self._simple(substitute(one, {one_key.var: key.var}))
@@ -271,7 +286,9 @@ class _Reader:
     def _scores(self, score: tirx.PrimExpr, zero_masked: bool) -> _Softmax | None:
         """Read the products of queries and keys in a score."""
         loads = [
-            load for load in nodes_of(score, ir.TensorLoad) if buffer_key(load.source) in self.stages
+            load
+            for load in nodes_of(score, ir.TensorLoad)
+            if buffer_key(load.source) in self.stages
         ]
         if not loads or not all(structural_equal(x, loads[0], map_free_vars=False) for x in loads):
             return None
@@ -322,7 +339,7 @@ def is_row_wise(source: Source) -> bool:
     base = analyzer.simplify(substitute(source.offset, {sequence: zero, width: zero}))
     if steps[1] != 1 and source.width.extent > 1:
         return False
-    if source.sequence.extent > 1 and steps[0] % piece or source.width.extent % piece:
+    if source.width.extent % piece or (source.sequence.extent > 1 and steps[0] % piece):
         return False
     found = analyzer.modular_set(base)
     return int(found.coeff) % piece == 0 and int(found.base) % piece == 0
@@ -377,4 +394,3 @@ def _replaced(expr: tirx.PrimExpr, replace) -> tirx.PrimExpr:
         return load if found is None else found
 
     return tvm_ffi.structural_map(expr, [(ir.TensorLoad, visit)], order="pre")
-

@@ -44,7 +44,9 @@ def split_scale(value: tirx.PrimExpr) -> tuple[float, tirx.PrimExpr]:
     """Take constant factors (and conversions of types) off an expression."""
     scale = 1.0
     while True:
-        if isinstance(value, tirx.Cast) and {dtype_of(value), dtype_of(value.value)} <= set(_FLOATS):
+        if isinstance(value, tirx.Cast) and {dtype_of(value), dtype_of(value.value)} <= set(
+            _FLOATS
+        ):
             value = value.value
         elif isinstance(value, tirx.Mul) and isinstance(value.b, tirx.FloatImm):
             scale, value = scale * float(value.b.value), value.a
@@ -72,7 +74,9 @@ def split_score(
     """
     if not uses(value, total):
         return None
-    if any(nodes_of(i, ir.TensorLoad) for load in nodes_of(value, ir.TensorLoad) for i in load.indices):
+    if any(
+        nodes_of(i, ir.TensorLoad) for load in nodes_of(value, ir.TensorLoad) for i in load.indices
+    ):
         return None
     inside, limit = value, None
     for call in _conditionals(value):
@@ -121,9 +125,7 @@ def _causal(call: ir.Call, row: tirx.Var, key: tirx.Var) -> tuple[int, bool] | N
     return None
 
 
-def _hides(
-    value: tirx.PrimExpr, call: ir.Call, found: tuple[int, bool], total: tirx.Var
-) -> bool:
+def _hides(value: tirx.PrimExpr, call: ir.Call, found: tuple[int, bool], total: tirx.Var) -> bool:
     """Whether a score is very negative where the conditional chooses its other side, and a row always has a key."""
     shift, negated = found
     side, other = call.args[1 if negated else 2], call.args[2 if negated else 1]
@@ -163,4 +165,3 @@ def _without_zero(value: tirx.PrimExpr) -> tirx.PrimExpr:
     for term in terms[1:]:
         total = total + term
     return total
-

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import tvm_ffi
+
 from ....compat import ir, structural_equal, tirx
 from ....compat import script_builder as T
 from ....guards.tensor_tiles import ROWS
 from ...analysis import nodes_of
-from ..fast_math import NARROW, dtype_of, to_type
+from ..fast_math import to_type
 from ..row_pieces import tree
 from ..tensor_core.affine import flat_offset, substitute, uses
 from ..tensor_core.evaluate import integer, load_elements
@@ -64,10 +66,12 @@ class Softmax:
 
     # -- one tile ----------------------------------------------------------------------------------------
 
-    def weigh(self, step, edge: bool) -> None:
-        """Emit the weights of one tile of scores, and scale down what was added before."""
-        first = step * integer(self.tile.keys) if not isinstance(step, int) else integer(
-            step * self.tile.keys
+    def compare(self, step, edge: bool) -> None:
+        """Emit the scores of one tile and their largest, and scale down what was added before."""
+        first = (
+            step * integer(self.tile.keys)
+            if not isinstance(step, int)
+            else integer(step * self.tile.keys)
         )
         first = first + self.body.warp_key * integer(self.tile.own_keys)
         first = T.bind(first + self.body.lane % integer(4) * integer(2))
@@ -78,7 +82,6 @@ class Softmax:
             self._evaluate(first, edge)
         self._largest()
         self._scale_down()
-        self._exponentials()
 
     def _index(self, half: int, fragment: int, number: int) -> int:
         """Register of a score: of a row, a fragment of eight keys, one of two neighbours."""
@@ -123,7 +126,9 @@ class Softmax:
                 for number in range(2):
                     key = base + integer(number)
                     at = self._index(half, fragment, number)
-                    found = self._score(value, at, (half, fragment, number), row, base, ragged, loaded)
+                    found = self._score(
+                        value, at, (half, fragment, number), row, base, ragged, loaded
+                    )
                     if ragged:
                         found = tirx.Select(key < integer(form.key.extent), found, _infinite())
                     T.buffer_store(self.body.scores, found, [at])
@@ -139,8 +144,6 @@ class Softmax:
             swapped[load.__chandle__()] = self._param(
                 load, half, fragment, number, row, base, key, ragged, loaded
             )
-        import tvm_ffi
-
         made = tvm_ffi.structural_map(
             value, [(ir.TensorLoad, lambda x: swapped[x.__chandle__()])], order="pre"
         )
@@ -155,7 +158,11 @@ class Softmax:
         form = self.form
         offset = flat_offset(load)
         of_row, of_key = uses(offset, form.row.var), uses(offset, form.key.var)
-        place = (half if of_row else None, fragment if of_key else None, number if ragged and of_key else None)
+        place = (
+            half if of_row else None,
+            fragment if of_key else None,
+            number if ragged and of_key else None,
+        )
         for seen, where, get in loaded:
             if where == place and structural_equal(seen, load, map_free_vars=False):
                 return get(0 if ragged else number)
@@ -193,31 +200,24 @@ class Softmax:
                     at = 4 * (half // 2 * count + column) + 2 * (half % 2) + number
                     T.buffer_store(body.sums, body.sums[at] * self.shrink[half], [at])
 
-    def _exponentials(self) -> None:
-        """Weights, their sums, and the weights as a row operand of the second product."""
-        body = self.body
-        groups = self.tile.own_keys // 16
-        for group in range(groups):
-            for half in range(len(self.rows)):
-                for fragment in (2 * group, 2 * group + 1):
-                    for number in range(2):
-                        at = self._index(half, fragment, number)
-                        T.buffer_store(body.scores, self.power(body.scores[at], self.most[half]), [at])
-                    pair = self._index(half, fragment, 0)
-                    target = 4 * (half // 2 * groups + group) + 2 * (fragment % 2) + half % 2
-                    name = f"tvmf_pack_{body.type}"
-                    T.evaluate(call(name, body.weights.data, target, body.scores.data, pair))
+    def weigh(self, group: int) -> None:
+        """Emit the weights of 16 keys, as a row operand of the second product, and add them up."""
+        body, groups = self.body, self.tile.own_keys // 16
         for half in range(len(self.rows)):
-            values = [
-                body.scores[self._index(half, fragment, number)]
-                for fragment in range(self.fragments)
-                for number in range(2)
-            ]
-            T.buffer_store(self.totals, self.totals[half] + tree(tirx.Add, values), [half])
+            places = []
+            for fragment in (2 * group, 2 * group + 1):
+                for number in range(2):
+                    at = self._index(half, fragment, number)
+                    places.append(at)
+                    value = self.power(body.scores[at], self.most[half])
+                    T.buffer_store(body.scores, value, [at])
+                target = 4 * (half // 2 * groups + group) + 2 * (fragment % 2) + half % 2
+                pair = self._index(half, fragment, 0)
+                name = f"tvmf_pack_{body.type}"
+                T.evaluate(call(name, body.weights.data, target, body.scores.data, pair))
+            total = tree(tirx.Add, [body.scores[at] for at in places])
+            T.buffer_store(self.totals, self.totals[half] + total, [half])
 
 
 def _infinite() -> tirx.PrimExpr:
     return tirx.FloatImm("float32", -math.inf)
-
-
-__all__ = ["NARROW", "Softmax", "dtype_of"]

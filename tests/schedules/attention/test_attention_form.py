@@ -1,0 +1,113 @@
+"""Reading attention from a function's blocks: every form that models write, and what is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm_fusion.schedules.cuda.attention.recognition import attention
+
+from tvm_fusion.testing.attention import (
+    added,
+    attention_function,
+    causal,
+    flattened,
+    grouped,
+    heads,
+    number,
+    plain,
+    scores_of,
+    zeroed,
+)
+
+op = relax.op
+FOUR = [(2, 4, 48, 32)] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "scale"),
+    [
+        pytest.param(plain, FOUR, 0.125, id="plain"),
+        pytest.param(flattened, FOUR, 0.125, id="flattened"),
+        pytest.param(heads, [(2, 48, 128)] * 3, 0.125, id="heads"),
+        pytest.param(grouped, [(2, 4, 48, 32), *[(2, 2, 48, 32)] * 2], 0.125, id="grouped"),
+        pytest.param(plain, [(8, 48, 32)] * 3, 0.125, id="three axes"),
+    ],
+)
+def test_scaled_forms(make, shapes, scale) -> None:
+    form = attention(attention_function(make, shapes))
+    assert form.score is None and form.limit is None and not form.zero_masked
+    assert form.scale == pytest.approx(scale, rel=2e-3)
+    assert (form.row.extent, form.key.extent) == (48, 48)
+    assert form.heads == 8
+    assert form.query.width.extent == form.values.width.extent == 32
+
+
+def test_masks_are_expressions() -> None:
+    form = attention(attention_function(added, [*FOUR, (2, 1, 1, 48)]))
+    assert form.score is not None and form.limit is None and not form.zero_masked
+    form = attention(attention_function(zeroed, [*FOUR, (2, 1, 48, 48)]))
+    assert form.score is not None and form.zero_masked
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("hidden", [-np.inf, -1e4 - 1])
+def test_a_causal_mask_is_a_limit(shift: int, hidden: float) -> None:
+    form = attention(attention_function(causal, FOUR, shift=shift, hidden=hidden))
+    assert form.limit.shift == shift and form.score is None
+
+
+def test_what_hides_too_little_is_no_limit() -> None:
+    form = attention(attention_function(causal, FOUR, hidden=-10.0))
+    assert form.limit is None and form.score is not None
+    # Of rows without any key a finite mask leaves the mean.
+    form = attention(attention_function(causal, FOUR, shift=-1, hidden=-2e4))
+    assert form.limit is None and form.score is not None
+
+
+def soft_cap(builder, q, k, v):
+    emit = builder.emit
+    capped = emit(op.tanh(scores_of(emit, q, k)))
+    return emit(op.matmul(emit(op.nn.softmax(capped)), v))
+
+
+def test_any_elementwise_score() -> None:
+    assert attention(attention_function(soft_cap, FOUR)).score is not None
+
+
+def doubled_weights(builder, q, k, v):
+    emit = builder.emit
+    weights = emit(op.multiply(emit(op.nn.softmax(scores_of(emit, q, k))), number(2, q)))
+    return emit(op.matmul(weights, v))
+
+
+def turned_weights(builder, q, k, v):
+    emit = builder.emit
+    weights = emit(op.permute_dims(emit(op.nn.softmax(scores_of(emit, q, k))), (0, 1, 3, 2)))
+    return emit(op.matmul(weights, v))
+
+
+def other_axis(builder, q, k, v):
+    emit = builder.emit
+    return emit(op.matmul(emit(op.nn.softmax(scores_of(emit, q, k), axis=-2)), v))
+
+
+def negative_scale(builder, q, k, v):
+    emit = builder.emit
+    return emit(op.matmul(emit(op.nn.softmax(scores_of(emit, q, k, -0.125))), v))
+
+
+def turned_keys(builder, q, k, v):
+    emit = builder.emit
+    return emit(op.matmul(emit(op.nn.softmax(emit(op.matmul(q, k)))), v))
+
+
+@pytest.mark.parametrize(
+    "make", [doubled_weights, turned_weights, other_axis, negative_scale, turned_keys]
+)
+def test_what_is_none(make) -> None:
+    assert attention(attention_function(make, [(2, 4, 32, 32)] * 3)) is None
+
+
+def test_odd_rows_are_none() -> None:
+    assert attention(attention_function(plain, [(2, 4, 48, 36)] * 3)) is None
