@@ -33,7 +33,7 @@ def refusals(
     ``strategies`` are those that were asked for.
     """
     owner = {name: i for i, c in enumerate(chosen) for name in c.operators}
-    out = list(_branch_sets(graph, owner, considered))
+    out = [*_branch_sets(graph, owner, considered), *_attention(graph, considered)]
     covering = _by_pair(graph, considered)
     for consumer in graph.operators:
         for producer in graph.predecessors(consumer):
@@ -55,6 +55,16 @@ def refusals(
                 verdict = Verdict("unsupported", "denied", {"strategy": "vertical"}, detail)
             out.append(_rejection(strategy, (producer.name, consumer.name), verdict))
     return tuple(out)
+
+
+def _attention(graph: DataflowGraph, considered: Sequence[Candidate]) -> Iterable[Rejection]:
+    """Attention that no kernel takes: views may stand between its products, so that no edge tells of it."""
+    for candidate in considered:
+        verdict = candidate.verdict
+        if candidate.proposal.option("form") == "attention" and verdict.reason == "no_template":
+            yield _rejection(
+                candidate.proposal.strategy, graph.sort(candidate.proposal.anchors), verdict
+            )
 
 
 def _rejection(strategy: str, nodes: tuple[str, ...], verdict: Verdict) -> Rejection:

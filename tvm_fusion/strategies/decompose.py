@@ -17,7 +17,7 @@ from .growth import POINTWISE
 ANCHOR_PATTERNS = ("anchor", "pool", "reduction", "row")
 
 #: Forms whose group is one branch, however many anchors it has.
-SINGLE_BRANCH_FORMS = ("back_to_back", "anchor_row")
+SINGLE_BRANCH_FORMS = ("back_to_back", "anchor_row", "attention")
 
 #: Operators that take a part of their operand: each member of a partitioned group takes its own.
 SLICES = ("split", "strided_slice")
@@ -74,7 +74,7 @@ def decompose(
     Decomposition
         By the form:
 
-        * ``back_to_back`` and ``anchor_row``: one branch of all operators.
+        * ``back_to_back``, ``anchor_row`` and ``attention``: one branch of all operators.
         * ``partitioned``: the members are what remains connected once the concatenation that joins
           them is taken out. Operators that only read outside the group (slices, and pointwise
           operators) connect nothing: every member computes them for itself.

@@ -3,8 +3,8 @@
 By the group's option ``form``, whatever its strategy: ``collapsed`` becomes one convolution with
 the added weights, ``merged`` one with concatenated or stacked weights; ``joined`` and
 ``elementwise`` keep their operators and compute the join in float32; a ``partitioned`` group's
-concat becomes one store per member. ``back_to_back``, ``anchor_row`` and groups without a form keep
-their bodies.
+concat becomes one store per member; a constant causal mask of ``attention`` becomes a condition.
+``back_to_back``, ``anchor_row`` and groups without a form keep their bodies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type, with_functions
 from ..frontend.rename import LiftConstants, Substitute
+from .rewrite_attention import emit_attention, has_causal_mask
 from .rewrite_concat import emit_partitioned
 from .rewrite_members import GroupBody
 from .rewrite_merged import emit_collapsed, emit_merged
@@ -55,6 +56,8 @@ def rewrite_group(
     builder = BlockBuilder(mod)
     group = GroupBody(bound, options, builder)
     if emit is emit_joined and not _changes_when_joined(group):
+        return mod, call
+    if emit is emit_attention and not has_causal_mask(group):
         return mod, call
     name = f"{gv.name_hint}_rewritten"
     with builder.function(name, list(bound.params), private=True):
@@ -126,4 +129,5 @@ _FORMS: dict[str, Callable[[GroupBody], None]] = {
     "joined": emit_joined,
     "elementwise": emit_joined,
     "partitioned": emit_partitioned,
+    "attention": emit_attention,
 }

@@ -21,6 +21,8 @@ BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "less_equal": np.less_equal,
     "greater": np.greater,
     "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
 }
 
 #: Unary operators that constant folding evaluates.
@@ -38,4 +40,5 @@ UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "nn.relu": lambda x: np.maximum(x, 0),
     "isnan": np.isnan,
     "logical_not": np.logical_not,
+    "bitwise_not": np.bitwise_not,
 }

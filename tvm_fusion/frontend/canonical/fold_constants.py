@@ -124,7 +124,8 @@ def _binary(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | Non
 
 
 def _unary(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
-    if not is_float(str(operands[0].dtype)) and op_name(call) != "logical_not":
+    exact = op_name(call) in ("logical_not", "bitwise_not")
+    if not exact and not is_float(str(operands[0].dtype)):
         return None
     with np.errstate(all="ignore"):
         return [UNARY[op_name(call)](widen(operands[0]))]
@@ -178,6 +179,14 @@ def _full(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray]:
     return [np.broadcast_to(np.asarray(value, np_dtype(dtype_of(call))), _shape(call))]
 
 
+def _arange(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    numbers = [_integer(arg) for arg in call.args]
+    if None in numbers or is_float(dtype_of(call)):
+        return None
+    check_size(_shape(call), 8)
+    return [np.arange(*numbers)]
+
+
 def _slice(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
     numbers = [[_integer(v) for v in getattr(arg, "fields", [])] for arg in call.args[1:]]
     if any(v is None for values in numbers for v in values):
@@ -218,6 +227,7 @@ _RULES: dict[str, Callable[[ir.Call, list[np.ndarray]], list[np.ndarray] | None]
     **dict.fromkeys(UNARY, _unary),
     **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), _reshape),
     **dict.fromkeys(("full", "zeros", "ones"), _full),
+    "arange": _arange,
     "broadcast_to": _broadcast,
     "permute_dims": _permute,
     "astype": _cast,

@@ -1,0 +1,169 @@
+"""Attention in graphs: which operators belong to it, and which one stops it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_fusion.compat import relax
+from tvm_fusion.config import FusionConfig
+from tvm_fusion.strategies import Vertical
+from tvm_fusion.strategies.attention import attention_of
+from tvm_fusion.testing.modules import ModuleBuilder
+from tvm_fusion.testing.plans import graph_of
+from tvm_fusion.testing.transformer_blocks import bert_block
+
+op = relax.op
+
+
+def attention(between=None, behind=None, before=None, dtype="float16", results=()):
+    """Attention of heads, with something between its pieces.
+
+    ``between`` follows the first product, ``behind`` the softmax, ``before`` goes before keys are transposed.
+    """
+    b = ModuleBuilder(dtype)
+    q, k, v = (b.input(name, (2, 4, 48, 32)) for name in "qkv")
+    k = before(b, k) if before else k
+    scores = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    scores = between(b, scores) if between else scores
+    weights = b.op("softmax", op.nn.softmax(scores))
+    weights = behind(b, weights) if behind else weights
+    mixed = b.op("mixed", op.matmul(weights, v))
+    named = {"scores": scores, "softmax": weights}
+    return b.finish(mixed, *(named[name] for name in results))
+
+
+def found(module):
+    """The group of the form, and its proposal; None where there is none."""
+    graph = graph_of(module)
+    made = [p for p in Vertical().propose(graph, FusionConfig()) if p.option("form") == "attention"]
+    if not made:
+        return None, None
+    (proposal,) = made
+    return attention_of(graph, proposal), proposal
+
+
+def scale(b, x):
+    return b.op("scale", op.multiply(x, b.array(np.array(0.125))))
+
+
+def mask(b, x):
+    return b.op("mask", op.add(x, b.const(2, 1, 1, 48)))
+
+
+def cast(b, x):
+    wide = b.op("wide", op.astype(x, "float32"))
+    return b.op("narrow", op.astype(wide, "float16"))
+
+
+def view(b, x):
+    flat = b.op("flat", op.reshape(x, (8, 48, 48)))
+    return b.op("whole", op.reshape(flat, (2, 4, 48, 48)))
+
+
+def cap(b, x):
+    return b.op("cap", op.tanh(x))
+
+
+@pytest.mark.parametrize(
+    ("between", "names", "scored"),
+    [
+        (None, set(), False),
+        (scale, {"scale"}, False),
+        (mask, {"mask"}, True),
+        (cast, {"wide", "narrow"}, False),
+        (view, {"flat", "whole"}, False),
+        (cap, {"cap"}, True),
+    ],
+)
+def test_between_product_and_softmax(between, names, scored):
+    group, proposal = found(attention(between))
+    assert not group.stray and group.is_scored is scored
+    assert set(proposal.operators) == {"turn", "scores", "softmax", "mixed", *names}
+    assert proposal.anchors == ("scores", "softmax", "mixed")
+    assert (group.heads, group.rows, group.keys, group.width, group.value_width) == (
+        8,
+        48,
+        48,
+        32,
+        32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("behind", "names"), [(cast, {"wide", "narrow"}), (view, {"flat", "whole"})]
+)
+def test_between_softmax_and_product(behind, names):
+    group, proposal = found(attention(behind=behind))
+    assert not group.stray and names < set(proposal.operators)
+
+
+def turn_scores(b, x):
+    return b.op("stray", op.permute_dims(x, (0, 1, 3, 2)))
+
+
+def double(b, x):
+    return b.op("stray", op.add(x, x))
+
+
+def cut(b, x):
+    return b.op("stray", op.nn.relu(x))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"between": turn_scores}, {"behind": turn_scores}, {"behind": double}, {"behind": cut}],
+)
+def test_a_stray_operator_is_named(place):
+    group, proposal = found(attention(**place))
+    assert group.stray == "stray" and "stray" in proposal.operators and group.why
+
+
+def test_a_value_that_is_needed_elsewhere():
+    group, _ = found(attention(results=["softmax"]))
+    assert group.stray == "softmax"
+
+
+def test_an_operand_whose_rows_are_not_contiguous():
+    b = ModuleBuilder("float16")
+    q, k, v = (
+        b.input(n, (2, 4, *s)) for n, s in (("q", (48, 32)), ("k", (32, 48)), ("v", (48, 32)))
+    )
+    scores = b.op("scores", op.matmul(q, b.op("stray", op.nn.relu(k))))
+    module = b.finish(b.op("mixed", op.matmul(b.op("softmax", op.nn.softmax(scores)), v)))
+    group, _ = found(module)
+    assert group.stray == "stray" and "contiguous" in group.why
+
+
+def test_operands_are_read_through_views():
+    group, proposal = found(bert_block(sequence=32, hidden=128, heads=4, dtype="float16"))
+    assert not group.stray
+    assert {"query_heads", "key_heads", "value_heads", "context_swap"} < set(proposal.operators)
+    # A reshape that only precedes a transpose costs nothing outside.
+    assert "query_split" not in proposal.operators
+
+
+def test_shared_heads_are_read_through():
+    b = ModuleBuilder("float16")
+    q, k, v = b.input("q", (2, 4, 48, 32)), *(b.input(n, (2, 2, 48, 32)) for n in "kv")
+
+    def repeat(name, x):
+        x = b.op(f"{name}1", op.reshape(x, (2, 2, 1, 48, 32)))
+        x = b.op(f"{name}2", op.broadcast_to(x, (2, 2, 2, 48, 32)))
+        return b.op(f"{name}3", op.reshape(x, (2, 4, 48, 32)))
+
+    k = b.op("turn", op.permute_dims(repeat("k", k), (0, 1, 3, 2)))
+    weights = b.op("softmax", op.nn.softmax(b.op("scores", op.matmul(q, k))))
+    group, proposal = found(b.finish(b.op("mixed", op.matmul(weights, repeat("v", v)))))
+    assert not group.stray and {"k2", "v2", "turn"} < set(proposal.operators)
+
+
+def test_no_attention():
+    b = ModuleBuilder("float16")
+    x = b.input("x", (32, 64))
+    y = b.op("softmax", op.nn.softmax(b.op("first", op.matmul(x, b.const(64, 64)))))
+    assert found(b.finish(y)) == (None, None)
+    other = ModuleBuilder("float16")
+    q, v = other.input("q", (4, 48, 48)), other.input("v", (4, 48, 32))
+    weights = other.op("softmax", op.nn.softmax(q, axis=-1))
+    assert found(other.finish(other.op("mixed", op.matmul(weights, v)))) == (None, None)
