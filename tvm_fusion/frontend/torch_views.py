@@ -58,14 +58,16 @@ def _unfold(importer: Importer, node: fx.Node) -> ir.Expr:
 
 
 def _select(importer: Importer, node: fx.Node) -> ir.Expr:
-    """One element along an axis; counted from the end where the index is negative, which ``take`` does not do."""
+    """One element along an axis, counted from the end where the index is negative: a slice whose axis goes."""
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    axis, index = arguments["dim"], arguments["index"]
+    index = arguments["index"]
     if not isinstance(index, int):
         raise NotImplementedError("its index is computed; give the model static shapes")
+    axis = arguments["dim"] % len(arguments.fake("self").shape)
     if index < 0:
         index += static_dims(arguments.fake("self"))[axis]
-    return builder.emit(relax.op.take(arguments["self"], relax.const(index, "int64"), axis=axis))
+    part = relax.op.strided_slice(arguments["self"], axes=[axis], begin=[index], end=[index + 1])
+    return builder.emit(relax.op.squeeze(builder.emit(part), [axis]))
 
 
 def _index(importer: Importer, node: fx.Node) -> ir.Expr:

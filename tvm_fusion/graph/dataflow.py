@@ -17,6 +17,9 @@ from ._native import Dataflow, Reachability
 #: Patterns that can be computed where their operand is: in registers, element by element.
 POINTWISE = ("elementwise", "broadcast")
 
+#: Attribute of a slice of known place: axes, begins, ends and, if there are any, steps.
+SLICE = "slice"
+
 #: Bytes of one element.
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,
@@ -111,6 +114,11 @@ class Operator:
     def does_work(self) -> bool:
         """Whether the operator needs a kernel (views and constant-only operators do not)."""
         return self.pattern != "view"
+
+    @property
+    def structure(self) -> str:
+        """The attributes that tell operators of a kind apart, as text: not which part a slice takes."""
+        return str(sorted(item for item in self.attrs.items() if item[0] != SLICE))
 
     @property
     def intensity(self) -> float:

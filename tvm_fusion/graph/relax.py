@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compat import Constant, relax, tirx, tvm
 from ..errors import InvalidModelError
-from .dataflow import DataflowGraph, Operator, Tensor
+from .dataflow import SLICE, DataflowGraph, Operator, Tensor
 from .operators import flops_of, pattern_of
 
 
@@ -203,7 +203,18 @@ def plain_attrs(call: relax.Call) -> dict[str, Any]:
             out[f"arg{i}"] = tuple(_extent(dim) for dim in arg.values)
         elif isinstance(arg, Constant) and arg.ty.ndim == 0:
             out[f"arg{i}"] = arg.value.numpy().item()
+    if op_name(call) == "strided_slice":
+        numbers = [_integers(arg) for arg in call.args[1:]]
+        if None not in numbers:
+            out[SLICE] = tuple(numbers)
     return out
+
+
+def _integers(arg: Any) -> tuple[int, ...] | None:
+    """Numbers of a tuple; None where one is no number."""
+    fields = getattr(arg, "fields", (None,))
+    known = all(isinstance(field, tirx.IntImm) for field in fields)
+    return tuple(int(field) for field in fields) if known else None
 
 
 def _plain(value: Any) -> Any:

@@ -210,6 +210,8 @@ def _fits(problem: AttentionProblem, device: DeviceSpec, tile: AttentionTile) ->
     return (
         tile.rows <= covering_rows * 2
         and tile.keys <= covering_keys
+        # No more stages than there are tiles.
+        and (tile.stages == 2 or tile.stages <= -(-problem.keys // tile.keys))
         and tile.registers(problem) <= _MOST_REGISTERS
         and tile.shared_bytes(problem) <= device.shared_memory_per_block_optin
         and tile.threads <= device.max_threads_per_block

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..config import FusionConfig
-from ..graph.dataflow import DTYPE_BYTES, POINTWISE, DataflowGraph, Operator
+from ..graph.dataflow import DTYPE_BYTES, POINTWISE, SLICE, DataflowGraph, Operator
 from .base import Proposal, depth_of
 from .strided import StridedView
 
@@ -30,7 +30,19 @@ _MASKED_ROWS = (
 )
 
 #: Operators of an operand that a kernel reads through.
-_VIEWS = ("permute_dims", "broadcast_to", "reshape", "expand_dims", "squeeze", "flatten")
+_VIEWS = (
+    "permute_dims",
+    "broadcast_to",
+    "strided_slice",
+    "reshape",
+    "expand_dims",
+    "squeeze",
+    "flatten",
+)
+
+
+#: A product, and which of its operands.
+Place = tuple[Operator, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +141,8 @@ class _Reader:
         try:
             self._connect(scores, mixed)
             self._check_readers(mixed)
-            query, keys, values = (
-                self._operand(product, place)
-                for product, place in ((scores, 0), (scores, 1), (mixed, 1))
-            )
-            self._check_operands(scores, mixed, query, keys, values)
+            places = ((scores, 0), (scores, 1), (mixed, 1))
+            self._check_operands(mixed, places, self._operands(places))
         except _Stopped as stopped:
             inside = (o.name for o in self._between(scores, mixed))
             names = graph.sort((scores.name, *inside, mixed.name))
@@ -237,37 +246,54 @@ class _Reader:
 
     # -- operands ----------------------------------------------------------------------------------------
 
-    def _operand(self, product: Operator, place: int) -> tuple[str, StridedView]:
-        """Follow an operand up through views, as far as that saves a kernel; its tensor, and how it is read."""
-        graph = self.graph
-        tensor = product.inputs[place]
-        best = (tensor, StridedView.of(graph.tensors[tensor].shape))
-        chain: list[Operator] = []
-        taken: list[Operator] = []
+    def _operands(self, places: Sequence[Place]) -> list[tuple[str, StridedView]]:
+        """Follow operands up through views, as far as that saves kernels; their tensors, and how each is read."""
+        chains = [self._chain(product, place) for product, place in places]
         while True:
-            operator = graph.producer.get(tensor)
-            if operator is None or not self._reads_through(operator, chain):
+            # Operators that several operands are read through belong to the group with all of their readers.
+            inside = {*self.members, *(o.name for chain in chains for o in chain)}
+            kept = [self._closed(chain, inside) for chain in chains]
+            kept = [self._saving(c, *place) for c, place in zip(kept, places, strict=True)]
+            if kept == chains:
+                break
+            chains = kept
+        self.members.update({o.name: None for chain in chains for o in chain})
+        found = []
+        for (product, place), chain in zip(places, chains, strict=True):
+            tensor = chain[-1].inputs[0] if chain else product.inputs[place]
+            found.append((tensor, self._through(tensor, chain)))
+        return found
+
+    def _chain(self, product: Operator, place: int) -> list[Operator]:
+        """Operators that an operand could be read through, the nearest first."""
+        tensor, chain = product.inputs[place], []
+        while (operator := self.graph.producer.get(tensor)) is not None:
+            if operator.op not in _VIEWS and not is_scaling(operator):
                 break
             chain.append(operator)
             tensor = operator.inputs[0]
-            view = self._through(tensor, chain)
-            if view is None:
-                break
-            if operator.does_work and self._is_row_wise(view, product, place):
-                best, taken = (tensor, view), list(chain)
-        self.members.update({o.name: None for o in taken})
-        return best
+            if self._through(tensor, chain) is None:
+                return chain[:-1]
+        return chain
 
-    def _reads_through(self, operator: Operator, chain: list[Operator]) -> bool:
-        """Whether an operator of an operand could belong to the group."""
-        if operator.op not in _VIEWS and not is_scaling(operator):
-            return False
-        inside = {*self.members, *(o.name for o in chain)}
-        result = operator.outputs[0]
-        readers = self.graph.consumers[result]
-        return result not in self.graph.outputs and all(r.name in inside for r in readers)
+    def _closed(self, chain: list[Operator], inside: set[str]) -> list[Operator]:
+        """A chain up to the first operator that something outside reads."""
+        for number, operator in enumerate(chain):
+            result = operator.outputs[0]
+            readers = self.graph.consumers[result]
+            if result in self.graph.outputs or any(r.name not in inside for r in readers):
+                return chain[:number]
+        return chain
 
-    def _through(self, tensor: str, chain: list[Operator]) -> StridedView | None:
+    def _saving(self, chain: list[Operator], product: Operator, place: int) -> list[Operator]:
+        """A chain up to its last kernel behind which rows are contiguous; views before that cost nothing outside."""
+        for number in range(len(chain), 0, -1):
+            view = self._through(chain[number - 1].inputs[0], chain[:number])
+            if chain[number - 1].does_work and self._is_row_wise(view, product, place):
+                return chain[:number]
+        return []
+
+    def _through(self, tensor: str, chain: Sequence[Operator]) -> StridedView | None:
         """How a tensor is read through operators, the last of which comes first."""
         view: StridedView | None = StridedView.of(self.graph.tensors[tensor].shape)
         for operator in reversed(chain):
@@ -277,6 +303,8 @@ class _Reader:
                 view = view.permuted([int(a) for a in axes])
             elif operator.op == "broadcast_to":
                 view = view.broadcast(shape)
+            elif operator.op == "strided_slice":
+                view = _sliced(view, operator, shape)
             elif operator.pattern == "view":
                 view = view.reshaped(shape)
             if view is None:
@@ -291,17 +319,18 @@ class _Reader:
         if view.step(width) != 1 or view.shape[width] % piece:
             return False
         steps = [step for dim in view.dims[:-2] for extent, step in dim if extent > 1]
+        steps.append(view.offset)
         if view.shape[sequence] > 1:
             steps.append(view.step(sequence))
         return not any(step is None or step % piece for step in steps)
 
-    def _check_operands(self, scores: Operator, mixed: Operator, *operands) -> None:
+    def _check_operands(
+        self, mixed: Operator, places: Sequence[Place], operands: Sequence[tuple[str, StridedView]]
+    ) -> None:
         """Every operand can be read as it is, in one type."""
-        graph = self.graph
-        places = ((scores, 0), (scores, 1), (mixed, 1))
+        graph, names = self.graph, ("queries", "keys", "values")
         dtype = graph.tensors[mixed.outputs[0]].dtype
-        for (product, place), (tensor, view) in zip(places, operands, strict=True):
-            name = ("queries", "keys", "values")[places.index((product, place))]
+        for name, (product, place), (tensor, view) in zip(names, places, operands, strict=True):
             source = graph.producer.get(tensor) or product
             if graph.tensors[tensor].dtype != dtype:
                 raise _Stopped(source, f"it gives {name} of another type than the result")
@@ -332,6 +361,23 @@ class _Reader:
             if view is None:
                 return
             tensor = reader.outputs[0]
+
+
+def _sliced(
+    view: StridedView, operator: Operator, shape: Sequence[int | None]
+) -> StridedView | None:
+    """What a slice takes of a view; None where it leaves places out, or its place is unknown."""
+    axes, begins, _, *steps = operator.attrs.get(SLICE, ((), (), ()))
+    if not axes or any(step != 1 for numbers in steps for step in numbers):
+        return None
+    for axis, begin in zip(axes, begins, strict=True):
+        axis %= len(shape)
+        if view is None:
+            return None
+        whole = view.shape[axis]
+        first = max(0, begin + whole) if begin < 0 else min(begin, whole)
+        view = view.sliced(axis, first, shape[axis])
+    return view
 
 
 def is_scaling(operator: Operator) -> bool:

@@ -36,7 +36,7 @@ def _likeness(graph: DataflowGraph, operator: Operator) -> tuple[Any, ...]:
     """What operators that differ in their operands alone agree in."""
     operands = [graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
     kinds = tuple((t.shape, t.dtype, t.is_constant) for t in operands)
-    attrs = str(sorted(operator.attrs.items()))
+    attrs = operator.structure
     return graph.level[operator.name], operator.op, attrs, kinds
 
 

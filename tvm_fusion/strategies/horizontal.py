@@ -329,7 +329,7 @@ def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
                 (
                     operator.op,
                     operator.inputs.index(previous),
-                    str(sorted(operator.attrs.items())),
+                    operator.structure,
                     tuple(_channel_form(graph, operator, t) for t in others),
                 )
             )

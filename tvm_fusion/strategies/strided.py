@@ -18,9 +18,12 @@ class StridedView:
     ----------
     dims : tuple of tuple of (int, int)
         Each dimension as extents and steps, the last running fastest: one that was flattened from several has several.
+    offset : int
+        Element that the view begins with.
     """
 
     dims: tuple[tuple[Factor, ...], ...]
+    offset: int = 0
 
     @classmethod
     def of(cls, shape: Sequence[int]) -> StridedView:
@@ -38,7 +41,7 @@ class StridedView:
 
     def permuted(self, axes: Sequence[int]) -> StridedView:
         """The view with its dimensions in another order."""
-        return StridedView(tuple(self.dims[axis] for axis in axes))
+        return StridedView(tuple(self.dims[axis] for axis in axes), self.offset)
 
     def broadcast(self, shape: Sequence[int]) -> StridedView:
         """The view with dimensions in front, or of extent 1, repeated."""
@@ -48,8 +51,17 @@ class StridedView:
             tuple(
                 dim if math.prod(e for e, _ in dim) == extent else ((extent, 0),)
                 for dim, extent in zip(dims, shape, strict=True)
-            )
+            ),
+            self.offset,
         )
+
+    def sliced(self, axis: int, begin: int, extent: int) -> StridedView | None:
+        """Some neighbouring places of a dimension; None where their steps differ."""
+        step = self.step(axis)
+        if step is None:
+            return None
+        dims = (*self.dims[:axis], ((extent, step),), *self.dims[axis + 1 :])
+        return StridedView(dims, self.offset + begin * step)
 
     def reshaped(self, shape: Sequence[int]) -> StridedView | None:
         """The view with another shape; None where a new dimension begins within a step of an old one."""
@@ -72,7 +84,7 @@ class StridedView:
                 else:
                     return None
             dims.append(_joined(taken))
-        return StridedView(tuple(dims)) if not left else None
+        return StridedView(tuple(dims), self.offset) if not left else None
 
     def step(self, axis: int) -> int | None:
         """Elements from one place along a dimension to the next; None where that differs."""
