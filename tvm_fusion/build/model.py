@@ -122,7 +122,7 @@ def build_module(mod: tvm.IRModule, target: Target) -> Any:
                 mod,
                 target=target,
                 relax_pipeline=build_pipeline(target),
-                tir_pipeline=tir_pipeline.NAME if target.kind.name == "cuda" else "default",
+                tir_pipeline=tir_pipeline.NAME,
             )
     except BUILD_ERRORS as err:
         raise CompilerError(f"the compiler rejects the generated code: {last_line(err)}") from err

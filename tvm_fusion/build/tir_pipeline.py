@@ -9,8 +9,9 @@ Buffers that blocks allocate are compacted to what is used of them. Kernels that
 have none: the pass finds nothing to do, and takes most of the time of their lowering to find that out (3 of 4 seconds
 for a convolution that reads through a ReLU), since it bounds the index of every access.
 
-Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), and reads of what other
-kernels wrote are kept behind the wait for them (``ordered_reads.py``).
+Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
+kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
+(``propagate_nan.py``); that last one serves functions for the CPU too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
 from ..targets import with_variant
 from .ordered_reads import WAIT, device_function, ordered_reads
+from .propagate_nan import PropagateNaN
 
 #: Name under which the pipeline is registered with TVM.
 NAME = "tvm_fusion"
@@ -50,6 +52,8 @@ class LowerKernels:
             gv: ordered_reads(exact_functions(f)) if _is_for_cuda(f) else f
             for gv, f in mod.functions_items()
         }
+        if not any(map(_is_for_cuda, functions.values())):
+            return lower(mod)
         mod = tvm.IRModule(functions, attrs=mod.attrs)
         plain = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
         if not plain:
@@ -133,10 +137,13 @@ def pipeline():
     """TVM's default pipeline of TensorIR with the passes above at its beginning and end."""
     _, host, device = s_tir.pipeline.default_s_tir_pipeline()
 
-    def finish():
-        return tvm.transform.Sequential([device(), OverlapLaunches()])
+    def finish_host():
+        return tvm.transform.Sequential([PropagateNaN(), host()])
 
-    return LowerKernels(), host, finish
+    def finish():
+        return tvm.transform.Sequential([device(), PropagateNaN(), OverlapLaunches()])
+
+    return LowerKernels(), finish_host, finish
 
 
 tirx.register_tir_pipeline(NAME, pipeline)

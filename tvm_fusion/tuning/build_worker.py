@@ -130,7 +130,7 @@ def build(
 def _build_for_cpu(
     scheduled: tirx.PrimFunc, target: Target, artifact: Path, packed: Packed
 ) -> Built:
-    executable = _compile(scheduled, target, target, "default")
+    executable = _compile(scheduled, target, target, tir_pipeline.NAME)
     export_library(executable, artifact)
     return Built(artifact, _digest(executable, packed), packed=packed)
 

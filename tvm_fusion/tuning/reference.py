@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build import tir_pipeline
 from ..build.inputs import numpy_dtype
 from ..build.signature import TensorSpec
 from ..compat import tirx, tvm
@@ -190,7 +191,7 @@ def compute(func: tirx.PrimFunc, inputs: Inputs) -> list[np.ndarray]:
     if root_block(func) is not None:
         func = parallel_loops(func)
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    kernel = tvm.compile(mod, target="llvm")["main"]
+    kernel = tvm.compile(mod, target="llvm", tir_pipeline=tir_pipeline.NAME)["main"]
     arrays = input_arrays(inputs)
     tensors = []
     for number, param in enumerate(func.params):

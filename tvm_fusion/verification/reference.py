@@ -1,7 +1,7 @@
 """The unfused reference: TVM's own lowering, one kernel per operator, in a wider type.
 
 Nothing of this package's legalisation, rewriting or schedules takes part, so an error there cannot
-hide.
+hide; only that maxima and minima keep NaN, as frameworks define them, is asked of both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build import tir_pipeline
 from ..build.inputs import numpy_dtype
 from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm, with_functions
@@ -27,6 +28,10 @@ REFERENCE_TYPE = {"float32": "float64", "float16": "float32", "bfloat16": "float
 def reference_type(dtype: str) -> str:
     """Return the type in which a model of type ``dtype`` is computed for reference."""
     return REFERENCE_TYPE.get(dtype, dtype)
+
+
+def _compiled(mod: tvm.IRModule) -> Any:
+    return tvm.compile(mod, target="llvm", tir_pipeline=tir_pipeline.NAME)
 
 
 class Reference:
@@ -49,14 +54,14 @@ class Reference:
         else:
             lowered, self.dtype = _ParallelLoops()(legalize(mod)), dtype
         self._function = "main"
-        self._vm: Any = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+        self._vm: Any = relax.VirtualMachine(_compiled(lowered), tvm.cpu())
 
     @staticmethod
     def of_all(modules: Mapping[str, tvm.IRModule], dtype: str) -> dict[str, Reference]:
         """Compile the references of several modules together."""
         lowered = {name: lower_reference(mod, dtype) for name, mod in modules.items()}
         joined = join_modules({name: mod for name, (mod, _) in lowered.items()})
-        vm = relax.VirtualMachine(tvm.compile(joined, target="llvm"), tvm.cpu())
+        vm = relax.VirtualMachine(_compiled(joined), tvm.cpu())
         out = {}
         for name, (_, wide) in lowered.items():
             out[name] = Reference.__new__(Reference)

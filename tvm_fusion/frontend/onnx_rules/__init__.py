@@ -28,7 +28,7 @@ _REDUCTIONS = (
 #: Operators on float16 and bfloat16 that TVM imports or compiles in float32 only.
 _WIDE_ONLY = (
     "Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Elu", "Gelu", "Hardmax",
-    "Selu", "Sinh", "ThresholdedRelu",
+    "Selu", "Sinh",
 )  # fmt: skip
 
 #: Rules by operator; the first that returns something counts.
@@ -83,11 +83,13 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "STFT": (spectral.short_time_fourier,),
     "Scatter": (indexing.scatter,),
     "ScatterND": (indexing.scatter_nd,),
+    "Sign": (elementwise.sign,),
     "Slice": (indexing.slice_attributes,),
     "Softplus": (elementwise.softplus,),
     "SpaceToDepth": (indexing.space_to_depth,),
     "Split": (indexing.split,),
     "TensorScatter": (indexing.tensor_scatter,),
+    "ThresholdedRelu": (elementwise.thresholded_relu,),
     "TopK": (indexing.top_k,),
     "Unique": (indexing.run_time_sizes,),
     "Unsqueeze": (indexing.unsqueeze,),

@@ -113,26 +113,34 @@ def mish(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """Max or Min one after the other, so that a NaN in any operand is the result.
-
-    TVM computes ``a > b ? a : b``, which is b when a is NaN. A constant comes first, and of two
-    computed values a NaN in the first is put back.
-    """
+    """Max or Min of several values, one after the other; TVM would stack them and reduce the stack."""
     dtype = editor.dtype(node.input[0])
-    if dtype is None or dtype.kind != "f" or len(node.input) < 2:
+    if dtype is None or dtype.kind != "f" or len(node.input) < 3:
         return None
-    values = sorted(node.input, key=lambda name: editor.value(name) is None)
-    total = values[0]
-    known = editor.value(total) is not None and not np.isnan(editor.value(total)).any()
-    for value in values[1:]:
-        larger = editor.add(node.op_type, total, value)
-        total = larger if known else _kept_nan(editor, total, larger)
-        known = False
+    total, *rest = node.input
+    for value in rest:
+        total = editor.add(node.op_type, total, value)
     return [total]
 
 
-def _kept_nan(editor: Editor, value: str, otherwise: str) -> str:
-    return editor.add("Where", editor.add("IsNaN", value), value, otherwise)
+def sign(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Sign of floats: of NaN it is NaN, of which TVM makes 0."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None or dtype.kind != "f":
+        return None
+    x = node.input[0]
+    return [editor.add("Where", editor.add("IsNaN", x), x, editor.add("Sign", x))]
+
+
+def thresholded_relu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """``x > alpha ? x : 0``, which is 0 for NaN; TVM multiplies by the comparison."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None:
+        return None
+    x = node.input[0]
+    alpha = np.array(editor.attributes(node).get("alpha", 1.0), dtype)
+    zero = np.zeros((), dtype)
+    return [editor.add("Where", editor.add("Greater", x, alpha), x, zero)]
 
 
 def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
