@@ -16,7 +16,7 @@ from .fast_math import NARROW, dtype_of, function_of, horner, to_type
 
 #: ``(tanh(x) / x - 1) / x**2`` in powers of ``x**2`` up to x = 0.6: least largest relative error of tanh, 3e-9, by
 #: Lawson's iteration (1961) on 4001 Chebyshev points.
-_TANH = (-0.33333298, 0.133319241, -0.0537838303, 0.0207959718, -0.0058951582)
+TANH = (-0.33333298, 0.133319241, -0.0537838303, 0.0207959718, -0.0058951582)
 
 #: One turn as a sum of two float32, and what one radian is of it.
 _TURN = (6.28318548, -1.74845553e-07)
@@ -32,7 +32,7 @@ _BODIES = {
     "tanh": (
         "  float a = fabsf(x), s = x * x;\n"
         "  float large = copysignf(1.0f - 2.0f / (expf(a + a) + 1.0f), x);\n"
-        f"  float y = fmaf(x * s, {horner(_TANH[1:], 's', _TANH[0])}, x);\n"
+        f"  float y = fmaf(x * s, {horner(TANH[1:], 's', TANH[0])}, x);\n"
         "  return a >= 0.6f ? large : y;\n"
     ),
     "sin": _TO_ONE_TURN + "  return sinf(y);\n",

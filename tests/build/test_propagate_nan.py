@@ -10,6 +10,7 @@ from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.analysis import nodes_of
 
 import tvm_fusion as tf
+from tvm_fusion.build import tir_pipeline
 from tvm_fusion.build.propagate_nan import PropagateNaN
 from tvm_fusion.build.ptxas import assemble
 from tvm_fusion.compat import BlockBuilder, relax, te, tirx, tvm
@@ -167,6 +168,28 @@ def test_a_constant_that_is_first_stays():
 
 def test_two_values_are_tested():
     assert isinstance(lowered(tirx.max), tirx.Select)
+
+
+@pytest.mark.parametrize("last", ["read", "computed"])
+def test_long_chains_stay_short(last):
+    """Operands that are computed are not repeated: written out, 40 maxima would fill the memory."""
+
+    def chain(a, b):
+        total = a
+        for _ in range(40):
+            total = tirx.max(total, b if last == "read" else a + b)
+            total = tirx.max(total * tirx.const(2.0, "float32"), b)
+        return total
+
+    assert len(str(lowered(chain))) < 20_000
+    a, b = te.placeholder((8,), "float32", "a"), te.placeholder((8,), "float32", "b")
+    func = te.create_prim_func([a, b, te.compute((8,), lambda i: chain(a[i], b[i]))])
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    kernel = tvm.compile(mod, target="llvm", tir_pipeline=tir_pipeline.NAME)["main"]
+    x, y = np.arange(8, dtype="float32"), np.full(8, np.nan, "float32")
+    out = tvm.runtime.tensor(np.zeros(8, "float32"))
+    kernel(tvm.runtime.tensor(x), tvm.runtime.tensor(y), out)
+    assert np.isnan(out.numpy()).all()
 
 
 def test_integers_are_left_alone():

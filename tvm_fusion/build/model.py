@@ -23,6 +23,9 @@ from .signature import signature_of, with_signature
 #: What TVM's passes and code generators raise on a function that they cannot take.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, TypeError, ValueError)
 
+#: What lowering raises, TVM's Python code with it: there is no common base class.
+_LOWERING_ERRORS = (LoweringError, AssertionError, LookupError, NotImplementedError, *BUILD_ERRORS)
+
 #: Called with the module, the plan and the target; returns why each wrong group must go, by group
 #: id.
 Checker = Callable[[tvm.IRModule, Plan, Target], Mapping[str, Rejection]]
@@ -236,17 +239,35 @@ def _lower(mod: tvm.IRModule, plan: Plan) -> tuple[tvm.IRModule, dict[str, str],
     """Lower all groups at once; if that fails, find out which of them fail alone."""
     try:
         return *lower_groups(apply_plan(mod, plan)), {}
-    except (LoweringError, *BUILD_ERRORS) as err:
+    except _LOWERING_ERRORS as err:
         failures = {}
         for group in plan.groups:
             alone = dataclasses.replace(plan, groups=(group,))
             try:
                 lower_groups(apply_plan(mod, alone))
-            except (LoweringError, *BUILD_ERRORS) as own:
+            except _LOWERING_ERRORS as own:
                 failures[group.id] = last_line(own)
         if not failures:
-            raise LoweringError(f"the model cannot be lowered: {last_line(err)}") from err
+            what = _first_failing_operator(mod) or "the model"
+            raise LoweringError(f"{what} cannot be lowered: {last_line(err)}") from err
         return mod, {}, failures
+
+
+def _first_failing_operator(mod: tvm.IRModule) -> str:
+    """Name the first operator that cannot be lowered alone; empty if each can."""
+    for binding in mod["main"].body.blocks[0].bindings:
+        call = binding.value
+        if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
+            continue
+        params = list(relax.analysis.free_vars(call))
+        builder = relax.BlockBuilder()
+        with builder.function("main", params):
+            builder.emit_func_output(builder.emit(call))
+        try:
+            lower_groups(builder.get())
+        except _LOWERING_ERRORS:
+            return f"operator {call.op.name.removeprefix('relax.')} (node {binding.var.name!r})"
+    return ""
 
 
 def _refusal(plan: Plan, group_id: str, message: str) -> Rejection:

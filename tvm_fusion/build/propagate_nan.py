@@ -3,7 +3,8 @@
 TensorIR leaves it open. LLVM's code generator writes ``a > b ? a : b``, which loses a NaN in the first operand, and
 CUDA's writes ``fmaxf``, which loses either. So a ReLU, a bound or a maximum pooling would turn the NaN of a model that
 has gone wrong into a plausible number. Code is changed at the end of lowering: there are no blocks left whose form a
-schedule or a pass has to recognise, and no simplifier that takes a comparison of a value with itself for false.
+schedule or a pass has to recognise, and no simplifier that takes a comparison of a value with itself for false, or
+that looks at nested names once per level.
 
 The costs: on CUDA one instruction instead of one (``max.NaN`` and ``min.NaN``, sm_80 and later; two more before); on a
 CPU nothing where an operand is a constant (it comes first), and else a comparison and a blend.
@@ -15,7 +16,7 @@ import math
 
 import tvm_ffi
 
-from ..compat import cuda_func_call, tirx, tvm
+from ..compat import cuda_func_call, ir, tirx, tvm
 
 _NAMES = {tirx.Max: "max", tirx.Min: "min"}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -89,13 +90,26 @@ def _for_cuda(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _for_cpu(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    """LLVM keeps a NaN in the second operand; one in the first is put back."""
+    """LLVM's ``a > b ? a : b`` keeps a NaN in the second operand; one in the first is put back.
+
+    The first is the operand that can be named twice without growing. Of two that cannot, LLVM's own function is
+    called, which orders zeros, too; a name for one would be looked into once per level by TVM's code generator.
+    """
     if _type_of(expr)[0] not in _FLOATS or _is_number(expr.a):
         return expr
-    if _is_number(expr.b):
-        return type(expr)(expr.b, expr.a)
-    # LLVM's code for != is false of NaN; that for isnan is right.
-    return tirx.Select(tirx.isnan(expr.a), expr.a, expr)
+    if _is_number(expr.b) or isinstance(expr.b, tirx.Var | ir.TensorLoad):
+        expr = type(expr)(expr.b, expr.a)
+        if _is_number(expr.a):
+            return expr
+    if isinstance(expr.a, tirx.Var | ir.TensorLoad):
+        return tirx.Select(_is_nan(expr.a), expr.a, expr)
+    dtype, name = str(expr.ty.dtype), f"llvm.{_NAMES[type(expr)]}imum"
+    return tirx.call_llvm_pure_intrin(dtype, name, expr.a, expr.b)
+
+
+def _is_nan(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    # LLVM's code for a != a is false of NaN; that for equality is right.
+    return tirx.Not(tirx.EQ(expr, expr))
 
 
 def _is_number(expr: tirx.PrimExpr) -> bool:

@@ -11,7 +11,7 @@ for a convolution that reads through a ReLU), since it bounds the index of every
 
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
-(``propagate_nan.py``); that last one serves functions for the CPU too.
+(``propagate_nan.py``). For the CPU that last is done too, and tangents of small numbers are exact (``exact_tanh.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
 from ..targets import with_variant
+from .exact_tanh import ExactTanh
 from .ordered_reads import WAIT, device_function, ordered_reads
 from .propagate_nan import PropagateNaN
 
@@ -138,7 +139,7 @@ def pipeline():
     _, host, device = s_tir.pipeline.default_s_tir_pipeline()
 
     def finish_host():
-        return tvm.transform.Sequential([PropagateNaN(), host()])
+        return tvm.transform.Sequential([ExactTanh(), host(), PropagateNaN()])
 
     def finish():
         return tvm.transform.Sequential([device(), PropagateNaN(), OverlapLaunches()])

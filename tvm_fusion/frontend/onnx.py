@@ -82,6 +82,10 @@ def load(
         raise InvalidModelError(
             "the model has names that are not text: the file is damaged"
         ) from None
+    except MemoryError as error:  # a size of 2**40 in a damaged file
+        raise InvalidModelError(
+            f"the model asks for more memory than there is: {error}; its sizes may be wrong"
+        ) from None
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -123,6 +127,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     onnx_rewrites.settle_reshapes(graph)
     onnx_rewrites.store_constants(graph)
     onnx_refusals.refuse_types(graph, weights)
+    onnx_refusals.refuse_missing_operands(graph, opset)
     Editor(graph, weights, opset).apply(RULES)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ..errors import UnsupportedOperatorError
+from .onnx_native import first_line
 
 if TYPE_CHECKING:
     import onnx
 
 #: No constant that a rule makes is larger.
 LARGEST_BYTES = 512 << 20
+
+#: What a rule raises on attributes or operands that no checker has looked at.
+_RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 #: Looks at a node; returns the values that replace its outputs, or None to leave it.
 Rule = Callable[["Editor", "onnx.NodeProto"], "Sequence[str] | None"]
@@ -55,15 +59,12 @@ class Editor:
         used = {name for node in self.graph.node for name in node.input}
         used.update(value.name for value in self.graph.output)
         for node in self.graph.node:
-            while len(node.output) > 1 and node.output[-1] not in used:
+            # The number of a Split's results decides their sizes.
+            while len(node.output) > 1 and node.output[-1] not in used and node.op_type != "Split":
                 del node.output[-1]  # exporters name masks and statistics that nobody reads
             outputs = None
             if node.domain in ("", "ai.onnx"):
-                self._source = node
-                for rule in rules.get(node.op_type, ()):
-                    outputs = rule(self, node)
-                    if outputs is not None:
-                        break
+                outputs = self._replaced(node, rules.get(node.op_type, ()))
             if outputs is None:
                 self._nodes.append(node)
                 continue
@@ -72,6 +73,18 @@ class Editor:
                     self._emit("Identity", [value], [name], {})
         del self.graph.node[:]
         self.graph.node.extend(self._nodes)
+
+    def _replaced(self, node: onnx.NodeProto, rules: Sequence[Rule]) -> list[str] | None:
+        """What the first rule that replaces a node says; rules take the node for a legal one."""
+        self._source = node
+        try:
+            return next((made for rule in rules if (made := rule(self, node)) is not None), None)
+        except _RULE_ERRORS as error:
+            reason = first_line(str(error)) or type(error).__name__
+            raise UnsupportedOperatorError(
+                f"operator {node.op_type} (node {node.name!r}) cannot be imported, or its attributes and operands "
+                f"are not what ONNX allows: {reason}"
+            ) from error
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a value, if all its sizes are known."""
@@ -195,6 +208,8 @@ class Editor:
 
     def require_room(self, *sizes: int) -> None:
         """Refuse the node at hand when a constant of these sizes would be too large: files can ask for anything."""
+        if min(sizes, default=0) < 0:
+            self.refuse(f"a size of {min(sizes)} cannot be")
         if 8 * math.prod(int(size) for size in sizes) > LARGEST_BYTES:
             self.refuse(f"it needs a constant of {'x'.join(str(size) for size in sizes)} elements")
 

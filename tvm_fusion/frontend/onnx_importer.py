@@ -16,6 +16,7 @@ from ..errors import InvalidModelError, UnsupportedOperatorError
 from .canonical.constants import to_constant
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
+from .onnx_types import InferredTypes
 from .operator_builder import OperatorBuilder
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def import_graph(
     UnsupportedOperatorError
         If a converter refuses its node; the message names operator and node.
     """
-    importer = _importer_class()(weights)
+    importer = _importer_class()(graph, weights)
     # TVM prints the failing operator's operands and warns of what onnx.checker said: neither is for
     # the user.
     with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -82,9 +83,11 @@ def _importer_class() -> type:
     class NamedImporter(ONNXGraphImporter):
         """Binds each node's results to variables of its own, which tell the node's bindings from the next one's."""
 
-        def __init__(self, weights: Mapping[str, onnx.TensorProto]) -> None:
+        def __init__(self, graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]) -> None:
             super().__init__(None, None, sanitize=False)
             self.bb = OperatorBuilder()
+            self._types = InferredTypes(graph)
+            self._outputs = iter([list(node.output) for node in graph.node])
             self._weights = weights
             self._node: tuple[str, str] | None = None
             self.names = NodeNames()
@@ -104,9 +107,11 @@ def _importer_class() -> type:
         ) -> ir.Expr:
             name = attrs["tvm_custom"]["name"]
             self._node = (op_name, name)
+            outputs = next(self._outputs)  # the base class asks for one node after the other
             result = super()._convert_operator(op_name, inputs, attrs, opset)
             if not isinstance(result, ir.Expr):
                 return result
+            result = self.bb.normalize(result) if isinstance(result, ir.Call) else result
             if isinstance(result.ty, ir.TupleType) and not isinstance(result, relax.Tuple):
                 # Unpacked here, where the node is known; the base class would do it after this
                 # method.
@@ -114,6 +119,13 @@ def _importer_class() -> type:
                 result = relax.Tuple(
                     [relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))]
                 )
+            if isinstance(result, relax.Tuple):
+                fields = [self.bb.emit(field) for field in result.fields]
+                named = zip(fields, outputs, strict=False)
+                agreed = [self._types.agreeing(self.bb, *pair) for pair in named]
+                result = relax.Tuple([*agreed, *fields[len(agreed) :]])
+            else:
+                result = self._types.agreeing(self.bb, result, outputs[0])
             return self.names.mark(self.bb, result, name)
 
     return NamedImporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import UnsupportedOperatorError
+from ..errors import InvalidModelError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     import onnx
@@ -56,4 +56,37 @@ def refuse_types(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]
                 raise UnsupportedOperatorError(
                     f"operator {node.op_type} (node {node.name!r}) cannot be imported: the type "
                     f"{found.lower()} of {name!r} is not supported"
+                )
+
+
+def refuse_missing_operands(graph: onnx.GraphProto, opset: int) -> None:
+    """Refuse nodes without an operand that their operator needs: onnx's checker counts empty names as operands.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        A graph whose nodes have names.
+    opset : int
+        The opset of the default domain.
+
+    Raises
+    ------
+    InvalidModelError
+        Naming the operator, the node and the operand's position.
+    """
+    import onnx
+
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for node in graph.node:
+        if node.domain not in ("", "ai.onnx") or "" not in node.input:
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset)
+        except onnx.defs.SchemaError:
+            continue
+        for place, name in enumerate(node.input):
+            formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+            if not name and formal.option != optional:
+                raise InvalidModelError(
+                    f"operator {node.op_type} (node {node.name!r}) needs operand {place}, which the model leaves out"
                 )

@@ -32,6 +32,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+class Refusal(NotImplementedError):
+    """An operator that no decomposition could help: it draws random numbers, or belongs to training."""
+
+
 class Arguments:
     """What a node was called with: ``arguments["dim"]`` is the value, converted, or the schema's default.
 

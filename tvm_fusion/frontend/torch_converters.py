@@ -20,12 +20,14 @@ from .torch_arguments import (
     Arguments,
     Converter,
     Importer,
+    Refusal,
     axes_of,
     dtype_name,
     in_dtype,
     result_dtype,
     seen_as,
 )
+from .torch_functions import FUNCTIONS
 from .torch_pooling import POOLS
 from .torch_resize import RESIZES
 from .torch_views import VIEWS
@@ -52,11 +54,25 @@ def _arithmetic(operator: Operator) -> Converter:
         alpha = arguments["alpha"] if "alpha" in arguments else 1
         if alpha != 1:
             right = emit(relax.op.multiply(right, in_dtype(importer.block_builder, alpha, dtype)))
+        if operator is relax.op.multiply and "float" in dtype and _is_zero(arguments):
+            return _times_zero(importer, left)
         # LLVM has no sums and products of truth values.
         truth = _OF_TRUTH.get(operator) if dtype == "bool" else None
         return emit((truth or operator)(left, right))
 
     return convert
+
+
+def _is_zero(arguments: Arguments) -> bool:
+    factor = arguments.fake("other")
+    return isinstance(factor, int | float) and factor == 0
+
+
+def _times_zero(importer: Importer, value: ir.Expr) -> ir.Expr:
+    """A product with 0: NaN for NaN and infinity, which TVM's simplifier takes for 0 too."""
+    emit, op, dtype = importer.block_builder.emit, relax.op, str(value.ty.dtype)
+    undefined = emit(op.logical_or(emit(op.isnan(value)), emit(op.isinf(value))))
+    return emit(op.where(undefined, relax.const(np.nan, dtype), relax.const(0.0, dtype)))
 
 
 def _reversed_subtract(importer: Importer, node: fx.Node) -> ir.Expr:
@@ -252,7 +268,7 @@ def _log1p(importer: Importer, node: fx.Node) -> ir.Expr:
 
 def _refusal(reason: str) -> Converter:
     def convert(importer: Importer, node: fx.Node) -> Any:
-        raise NotImplementedError(reason)
+        raise Refusal(reason)
 
     return convert
 
@@ -318,6 +334,7 @@ CONVERTERS: dict[str, Converter] = {
     **VIEWS,
     **POOLS,
     **RESIZES,
+    **FUNCTIONS,
 }  # fmt: skip
 
 

@@ -9,15 +9,24 @@ from collections.abc import Callable
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..compat import BlockBuilder, ir, relax, silent_native, tvm
-from ..errors import UnsupportedOperatorError
 from .canonical.rewrite import op_name, with_attrs
 from .naming import NodeNames, abandon
 from .onnx_native import first_line
+from .torch_arguments import Refusal
 from .torch_converters import bound_converters
-from .torch_program import agreeing, decomposed, refuse_unused_results, source_name
+from .torch_program import (
+    NotConverted,
+    agreeing,
+    decomposed,
+    decomposed_further,
+    operators_of,
+    source_name,
+)
+from .torch_special_sizes import as_vector, constant_result
 
 #: What TVM's converters raise on a node that they cannot take: there is no common base class.
 _CONVERTER_ERRORS = (
@@ -34,21 +43,36 @@ def import_program(program: torch.export.ExportedProgram) -> tvm.IRModule:
     UnsupportedOperatorError
         If a node cannot be converted; the message names operator and node.
     """
-    importer = _NamedImporter()
     with silent_native(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # torch deprecates its own internals while decomposing
         program = decomposed(program)
-        refuse_unused_results(program.graph)
-        importer.refuse_unknown(program.graph)
-        try:
-            mod = importer.from_exported_program(program, False, True, False, None)
-        except _CONVERTER_ERRORS as error:
-            if importer.block_builder is not None:
-                abandon(importer.block_builder)
-            reason = first_line(str(error)) or type(error).__name__
-            raise UnsupportedOperatorError(
-                f"{importer.where} cannot be imported: {reason}"
-            ) from error
+        own = operators_of(program)
+        tried: set[OpOverload] = set()
+        while True:
+            try:
+                return _converted(program)
+            except NotConverted as error:
+                if error.operators <= own:
+                    cause = error  # its message has the name that the program has
+                smaller = None
+                if error.operators and not error.operators & tried:
+                    smaller = decomposed_further(program, error.operators)
+                if smaller is None:
+                    raise cause from None
+                program, tried = smaller, tried | error.operators
+
+
+def _converted(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    importer = _NamedImporter()
+    importer.refuse_unknown(program.graph)
+    try:
+        mod = importer.from_exported_program(program, False, True, False, None)
+    except _CONVERTER_ERRORS as error:
+        if importer.block_builder is not None:
+            abandon(importer.block_builder)
+        reason = first_line(str(error)) or type(error).__name__
+        operator = None if isinstance(error, Refusal) else importer.operator
+        raise NotConverted(f"{importer.where} cannot be imported: {reason}", [operator]) from error
     return importer.names.apply(mod)
 
 
@@ -68,6 +92,8 @@ class _NamedImporter(ExportedProgramImporter):
         super().__init__()
         self.names = NodeNames()
         self.where = "the program"
+        #: What is being converted.
+        self.operator: OpOverload | None = None
         self.stock = dict(self.convert_map)
         self.convert_map.update(bound_converters(self))
         self.convert_map = {
@@ -84,23 +110,28 @@ class _NamedImporter(ExportedProgramImporter):
         self._builder = None if builder is None else _TypedBuilder()
 
     def refuse_unknown(self, graph: fx.Graph) -> None:
-        """Raise UnsupportedOperatorError naming every node that has no converter."""
+        """Raise NotConverted naming every node that has no converter."""
         missing = [
-            f"{node.target.__name__} (node {source_name(node)!r})"
+            node
             for node in graph.nodes
             if node.op == "call_function" and node.target.__name__ not in self.convert_map
         ]
         if missing:
+            names = [f"{node.target.__name__} (node {source_name(node)!r})" for node in missing]
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise UnsupportedOperatorError(
-                f"the program uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
+            raise NotConverted(
+                f"the program uses operators that cannot be imported: {', '.join(names[:5])}{more}",
+                [node.target for node in missing],
             )
 
     def _marking(self, convert: Callable[[fx.Node], object]) -> Callable[[fx.Node], object]:
         def converted(node: fx.Node) -> object:
             name = source_name(node)
             self.where = f"operator {getattr(node.target, '__name__', node.target)} (node {name!r})"
-            result = agreeing(self.block_builder, convert(node), node)
+            self.operator = node.target if isinstance(node.target, OpOverload) else None
+            result = constant_result(self.block_builder, node)
+            if result is None:
+                result = agreeing(self.block_builder, as_vector(self, convert, node), node)
             if isinstance(result, ir.Expr):
                 return self.names.mark(self.block_builder, result, name)
             if isinstance(result, tuple | list):

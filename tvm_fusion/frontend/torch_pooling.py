@@ -1,4 +1,4 @@
-"""Average pooling by a divisor of one's own, which TVM 0.27 ignores."""
+"""Average pooling by a divisor of one's own, which TVM 0.27 ignores; maximum pooling whose indices are not used."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ def _by_divisor(name: str, ndim: int) -> Converter:
     return convert
 
 
+def _without_places(name: str) -> Converter:
+    """TVM's own converter of a maximum pooling, whose second result it does not compute."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        if any(user.args[1:] == (1,) and user.users for user in node.users):
+            raise NotImplementedError("its indices are used")
+        return importer.stock[name](node)
+
+    return convert
+
+
 def _each(value: int | list[int], ndim: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * ndim if len(values) == 1 else values
@@ -49,5 +60,13 @@ def _each(value: int | list[int], ndim: int) -> list[int]:
 
 #: Converters by the name of the ATen overload.
 POOLS: dict[str, Converter] = {
-    f"avg_pool{ndim}d.default": _by_divisor(f"avg_pool{ndim}d.default", ndim) for ndim in _POOLS
+    **{
+        f"avg_pool{ndim}d.default": _by_divisor(f"avg_pool{ndim}d.default", ndim) for ndim in _POOLS
+    },
+    **{
+        f"max_pool{ndim}d_with_indices.default": _without_places(
+            f"max_pool{ndim}d_with_indices.default"
+        )
+        for ndim in (2, 3)
+    },
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,45 @@ _CHANGES = {
     OutputKind.USER_INPUT_MUTATION: "its input",
     OutputKind.PARAMETER_MUTATION: "its parameter",
 }
+
+
+class NotConverted(UnsupportedOperatorError):
+    """A program with operators that cannot be converted as they are; smaller ones might.
+
+    Parameters
+    ----------
+    message : str
+        For the user.
+    operators : sequence of OpOverload or other targets of nodes
+        Those operators; None stands for one that nothing can be done about.
+    """
+
+    def __init__(self, message: str, operators: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.operators = frozenset(op for op in operators if op is not None)
+
+
+def operators_of(program: torch.export.ExportedProgram) -> frozenset[Any]:
+    """Return the targets that a program calls."""
+    return frozenset(n.target for n in program.graph.nodes if n.op == "call_function")
+
+
+def decomposed_further(
+    program: torch.export.ExportedProgram, operators: Collection[Any]
+) -> torch.export.ExportedProgram | None:
+    """Return the program with some of ATen's core operators in terms of others, where PyTorch has such definitions.
+
+    None if one of them has none, or torch cannot trace it.
+    """
+    from torch._decomp import decomposition_table
+
+    if not all(op in decomposition_table for op in operators):
+        return None
+    try:
+        smaller = program.run_decompositions({op: decomposition_table[op] for op in operators})
+    except TRACE_ERRORS:
+        return None
+    return None if operators_of(smaller) & frozenset(operators) else smaller
 
 
 def source_name(node: fx.Node) -> str:
@@ -181,19 +220,6 @@ def _check_limits(program: torch.export.ExportedProgram, values: Mapping[Any, in
         if value.is_Integer and not limits.lower <= value <= limits.upper:
             raise ValueError(
                 f"dimension {symbol} was exported for sizes from {limits.lower} to {limits.upper}, not {value}"
-            )
-
-
-def refuse_unused_results(graph: fx.Graph) -> None:
-    """Raise UnsupportedOperatorError where a program reads a maximum pooling's indices, which TVM does not compute."""
-    for node in graph.nodes:
-        if node.op != "call_function" or not getattr(node.target, "__name__", "").startswith(
-            "max_pool"
-        ):
-            continue
-        if any(len(user.args) > 1 and user.args[1] == 1 and user.users for user in node.users):
-            raise UnsupportedOperatorError(
-                f"operator {node.target.__name__} (node {source_name(node)!r}) cannot be imported: its indices are used"
             )
 
 

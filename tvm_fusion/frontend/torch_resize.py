@@ -81,7 +81,11 @@ def interpolation_matrix(
     Without antialiasing, a neighbour outside the image counts as the edge; with it the kernel is widened by the step
     and its weights inside the image are normalised.
     """
-    if align_corners:
+    if align_corners and antialias:
+        # ATen takes the step from the corners and the centres as without them.
+        step = (before - 1) / (after - 1) if after > 1 else 0.0
+        centres = (np.arange(after) + 0.5) * step - 0.5
+    elif align_corners:
         step = (before - 1) / (after - 1) if after > 1 else 0.0
         centres = np.arange(after) * step
     else:

@@ -70,9 +70,10 @@ def schedule_functions(
             continue
         try:
             scheduled, template = schedule(func, target)
-        except LoweringError as err:
+        except (LoweringError, tvm.error.InternalError) as err:
+            # TVM itself makes functions that it then finds malformed (gathers of tensors without elements).
             if is_group:
-                failures[gv.name_hint] = str(err)
+                failures[gv.name_hint] = str(err).strip().splitlines()[-1]
             continue
         attrs = {TEMPLATE: template, "op_pattern": _OPAQUE}
         out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attrs(attrs))

@@ -16,6 +16,7 @@ from .flatten_bindings import FlattenBindings
 from .fold_constants import FoldConstants
 from .fold_padding import FoldPadding
 from .fold_scale_into_weights import FoldScaleIntoWeights
+from .huge_tensors import refuse_huge_tensors
 from .merge_scale_shifts import MergeScaleShifts
 from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
@@ -128,6 +129,7 @@ def canonicalize(
         raise InvalidModelError(
             "the model computes nothing: every output is an input or a constant"
         )
+    refuse_huge_tensors(mod)
     _CANONICAL[_digest(mod)] = None
     while len(_CANONICAL) > _REMEMBERED:
         del _CANONICAL[next(iter(_CANONICAL))]

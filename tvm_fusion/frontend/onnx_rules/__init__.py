@@ -35,6 +35,9 @@ _WIDE_ONLY = (
 RULES: Mapping[str, Sequence[Rule]] = {
     **{name: (arithmetic.reduce_nothing,) for name in _REDUCTIONS},
     **{name: (elementwise.in_float32,) for name in _WIDE_ONLY},
+    **{
+        name: (elementwise.of_itself,) for name in ("Equal", "GreaterOrEqual", "LessOrEqual", "Sub")
+    },
     "AveragePool": (pooling.average_pool,),
     "BatchNormalization": (normalization.batch_normalization,),
     "BitShift": (elementwise.bit_shift,),
@@ -75,6 +78,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "QuantizeLinear": (quantization.quantize,),
     "RMSNormalization": (normalization.rms_normalization,),
     "RNN": (recurrent.unroll,),
+    "ReduceMean": (arithmetic.reduce_nothing, arithmetic.reduce_mean_of_integers),
     "ReduceMax": (arithmetic.reduce_nothing, arithmetic.reduce_bool, arithmetic.reduce_extreme),
     "ReduceMin": (arithmetic.reduce_nothing, arithmetic.reduce_bool, arithmetic.reduce_extreme),
     "Resize": (resizing.resize,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,19 @@ def reduce_bool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     wide = editor.cast(node.input[0], "int32")
     y = editor.add(node.op_type, wide, *node.input[1:], **editor.attributes(node))
     return [editor.cast(y, "bool")]
+
+
+def reduce_mean_of_integers(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """ReduceMean of integers: their sum divided by their number, rounded towards zero; TVM's is of another type."""
+    x = node.input[0]
+    dtype, before, after = editor.dtype(x), editor.shape(x), editor.shape(node.output[0])
+    if dtype is None or dtype.kind not in "iu":
+        return None
+    if before is None or after is None or not math.prod(after):
+        editor.refuse("its shapes are computed at run time")
+    total = editor.add("ReduceSum", x, *node.input[1:], **editor.attributes(node))
+    count = np.array(math.prod(before) // math.prod(after), dtype)
+    return [editor.add("Div", total, count)]
 
 
 def reduce_extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:

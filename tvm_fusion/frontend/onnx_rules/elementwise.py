@@ -143,6 +143,22 @@ def thresholded_relu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.add("Where", editor.add("Greater", x, alpha), x, zero)]
 
 
+def of_itself(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """A value compared with itself or taken from itself: true or 0, but for NaN and infinity.
+
+    TVM's simplifier takes the exceptions for none.
+    """
+    x, y = (*node.input, "")[:2]
+    dtype = editor.dtype(x)
+    if x != y or dtype is None or dtype.kind != "f":
+        return None
+    nan = editor.add("IsNaN", x)
+    if node.op_type != "Sub":
+        return [editor.add("Not", nan)]
+    undefined = editor.add("Or", nan, editor.add("IsInf", x))
+    return [editor.add("Where", undefined, np.array(np.nan, dtype), np.zeros((), dtype))]
+
+
 def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Compute a node on float16 or bfloat16 in float32, and round its results.
 

@@ -54,13 +54,16 @@ def one_hot(editor: Editor, node: onnx.NodeProto) -> list[str]:
 
 
 def split(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """Split with empty parts, which TVM refuses: they are stored."""
+    """Split with empty parts, which TVM refuses: they are stored. Sizes for another number of parts are an error."""
     attributes = editor.attributes(node)
     x, given = editor.operands(node, 2)
     shape, sizes = editor.shape(x), attributes.get("split")
     if given:
         stored = editor.value(given)
         sizes = None if stored is None else stored.tolist()
+    parts = len(sizes) if sizes else attributes.get("num_outputs", len(node.output))
+    if parts != len(node.output):
+        raise ValueError(f"it has {len(node.output)} results, and sizes or num_outputs for {parts}")
     if not sizes or all(sizes) or shape is None:
         return None
     axis = attributes.get("axis", 0) % len(shape)
