@@ -36,8 +36,9 @@ class Outcome:
     sample : int
         Number of the sample among those that are run.
     verdict : str
-        right, refused, no_export (PyTorch itself does not export it), unclear (refused without
-        the name of an operator), wrong, raised or crashed.
+        right, refused, constant (nothing to compute: an input, or a result without elements),
+        no_export (PyTorch itself does not export it), unclear (refused without the name of an
+        operator), wrong, raised or crashed.
     reason : str
         What was said, or the difference.
     """
@@ -118,7 +119,9 @@ def run_sample(name: str, number: int) -> Outcome:
         compiled = api.compile(load(program), "llvm", verify=False)
     except FusionError as error:
         reason = str(error)
-        clear = any(word in reason for word in ("operator", "the program", "computes nothing"))
+        if "computes nothing" in reason:
+            return outcome("constant", reason)
+        clear = any(word in reason for word in ("operator", "the program"))
         return outcome("refused" if clear else "unclear", reason)
     except Exception as error:  # noqa: BLE001 - what it is, is the verdict
         return outcome("raised", f"compiling: {type(error).__name__}: {_last_line(error)}")
