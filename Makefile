@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # PyPI's torch for Linux carries CUDA (several GB); name a CPU build here if pip finds one.
 TORCH ?= torch==2.13.0
+# What tests with PyTorch need besides: op_db imports expecttest. The networks of torchvision and timm are tested where
+# a torchvision built for this torch is installed, which PyPI has for its CUDA build only.
+TORCH_TESTS ?= expecttest==0.3.0 transformers==5.24.0
 # Test processes: each takes up to 6 GiB on the largest models.
 WORKERS ?= 2
 # Extra arguments for pytest, as in: make test ARGS="tests/cli -x"
@@ -34,7 +37,7 @@ $(VENV)/installed: $(VENV)/bin/python setup.py pyproject.toml $(NATIVE)
 	@touch $@
 
 $(VENV)/installed-torch: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" $(TORCH_TESTS)
 	@touch $@
 
 demo: $(VENV)/installed

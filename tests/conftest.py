@@ -16,11 +16,15 @@ from tvm_fusion.testing import relay_environment
 settings.register_profile("tvm_fusion", deadline=None, print_blob=True)
 settings.load_profile("tvm_fusion")
 
-#: Slow tests that are many: each builds a few kernels of a template. Any part of them covers every template.
-_KERNELS = (
+#: Slow tests that are many. Of kernels any part covers every template; the others are mutations of models, PyTorch's
+#: operators and networks, one after the other.
+_MANY = (
     "tests/schedules/",
     "tests/transform/test_lower_groups.py",
     "tests/build/test_emulated_plans.py",
+    "tests/frontend/test_onnx_fuzz.py",
+    "tests/frontend/test_torch_opdb.py",
+    "tests/models/test_torch_zoo.py",
 )
 
 MARKERS = {
@@ -39,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slow-part",
         default="1/1",
         metavar="K/N",
-        help="of the slow tests of kernels only the Kth of N parts (by a checksum of their names)",
+        help="of the slow tests that are many only the Kth of N parts (by a checksum of their names)",
     )
 
 
@@ -59,14 +63,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
         if (
             "slow" in marks
-            and item.nodeid.startswith(_KERNELS)
+            and item.nodeid.startswith(_MANY)
             and not _in_part(config, item.nodeid)
         ):
             item.add_marker(pytest.mark.skip(reason="slow: in another part (--slow-part)"))
 
 
 def _in_part(config: pytest.Config, name: str) -> bool:
-    """Whether a slow test of kernels belongs to the part that is asked for."""
+    """Whether one of the slow tests that are many belongs to the part that is asked for."""
     part, parts = map(int, config.getoption("--slow-part").split("/"))
     return zlib.crc32(name.encode()) % parts == part % parts
 
