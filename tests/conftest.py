@@ -61,11 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         for name, reason in _reasons(config, marks).items():
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))
-        if (
-            "slow" in marks
-            and item.nodeid.startswith(_MANY)
-            and not _in_part(config, item.nodeid)
-        ):
+        if "slow" in marks and item.nodeid.startswith(_MANY) and not _in_part(config, item.nodeid):
             item.add_marker(pytest.mark.skip(reason="slow: in another part (--slow-part)"))
 
 

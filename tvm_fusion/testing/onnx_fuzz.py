@@ -403,9 +403,28 @@ def _onnxruntime(content: bytes, inputs: dict[str, np.ndarray]) -> tuple[str, st
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(content, options)
-        return "right", _packed([np.asarray(a) for a in session.run(None, inputs)])
+        results = [np.asarray(a) for a in session.run(None, inputs)]
+        if not _as_inferred(content, results):
+            return "invalid", "onnx infers other sizes"
+        return "right", _packed(results)
     except Exception as error:  # noqa: BLE001 - its errors have no common class
         return "invalid", type(error).__name__
+
+
+def _as_inferred(content: bytes, results: list[np.ndarray]) -> bool:
+    """Whether results have the sizes that onnx infers; onnxruntime takes negative axes for others at places."""
+    inferred = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(content))
+    for value, result in zip(inferred.graph.output, results, strict=True):
+        shape = value.type.tensor_type.shape
+        if value.type.tensor_type.HasField("shape") and (
+            len(shape.dim) != result.ndim
+            or any(
+                dim.HasField("dim_value") and dim.dim_value != size
+                for dim, size in zip(shape.dim, result.shape, strict=True)
+            )
+        ):
+            return False
+    return True
 
 
 def _reference(content: bytes, inputs: dict[str, np.ndarray]) -> tuple[str, str]:
