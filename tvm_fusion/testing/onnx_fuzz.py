@@ -263,6 +263,8 @@ def random_inputs(content: bytes, chance: random.Random) -> dict[str, np.ndarray
             dims = [dim.dim_value for dim in tensor.shape.dim]
             if not value.type.HasField("tensor_type") or any(d < 0 for d in dims):
                 return None
+            if not isinstance(value.name, str):  # protobuf's answer to a name that is no text
+                return None
             if np.prod([float(d) for d in dims]) > 1e6:
                 return None
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
