@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..compat import Target, ir, relax, tirx, tvm
+from ..compat import Target, import_tensor_intrinsics, ir, relax, tirx, tvm
 from ..config import FusionConfig
 from ..errors import CompilerError, LoweringError
 from ..pipeline import before_lowering, build_pipeline
@@ -139,6 +139,8 @@ def build_stock(mod: tvm.IRModule, target: Target) -> Any:
     CompilerError
         If TVM does not compile it.
     """
+    if target.kind.name == "cuda":
+        import_tensor_intrinsics()
     try:
         with target, tvm.transform.PassContext(opt_level=3):
             return tvm.compile(

@@ -18,7 +18,8 @@ from ..planner.compare import Kernel, kernel_of
 from ..strategies.base import Proposal
 from .candidates import floor_microseconds
 from .trials import Trial
-from .tuner import NewKernel, TunedKernel, Tuner
+from .tuned_kernel import NewKernel, TunedKernel
+from .tuner import Tuner
 
 #: Smallest noise of a time (relative): clocks of a GPU drift by this much between two measurements.
 LEAST_NOISE = 0.01

@@ -11,7 +11,7 @@ from .depths import Chain, Row, chains
 from .overview import KernelView, kernel_views, single_kernels
 from .session import Session
 from .summary import ChainNote, KernelNote, RowNote, Slower, Summary
-from .tuner import TunedKernel
+from .tuned_kernel import TunedKernel
 from .whole import WholeTimes
 
 

@@ -21,7 +21,7 @@ from .measure import (
 )
 
 if TYPE_CHECKING:
-    from .tuner import TunedKernel
+    from .tuned_kernel import TunedKernel
 
 #: A candidate, what the compiler made of it, and what came of it.
 Tried = tuple[Candidate, "Built | BuildFailure", RunResult]

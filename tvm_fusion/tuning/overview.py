@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ..strategies.base import Proposal
 from .session import Session
-from .tuner import TunedKernel
+from .tuned_kernel import TunedKernel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,8 @@ from ..strategies.base import Proposal
 from ..transform.fuse import plan_module
 from .candidates import Variation, explore
 from .choice import Times, resources_of
-from .tuner import Budget, TunedKernel, Tuner
+from .tuned_kernel import TunedKernel
+from .tuner import Budget, Tuner
 from .whole import WholeTimes
 
 #: Weight of kernels that the plan of the moment does not call, against those that it does.

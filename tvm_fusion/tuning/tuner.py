@@ -11,22 +11,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ..compat import Target, ir, tirx, tvm
+from ..compat import Target, ir, tvm
 from ..errors import DatabaseError, TuningError
 from ..schedules.registry import Space, spaces
-from .allocation import Progress, next_kernel
+from .allocation import next_kernel
 from .cost_model import Candidate, CostModel
 from .finals import Finals
 from .flights import BuildsCandidates, Flight, MakesReferences, measured
 from .kernels import bare, kernel_digest
 from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
 from .models import models_of, refitted, save_models
-from .search import KernelSearch
 from .trials import Trial
+from .tuned_kernel import FIRST, NewKernel, TunedKernel
 from .work_dir import Records
 
-#: Candidates of a batch, and of a kernel's first one.
-BATCH, FIRST = 16, 8
+#: Candidates of a batch.
+BATCH = 16
 
 #: Batches in a row of which nothing could be measured, after which a run ends.
 _LOST = 2
@@ -49,65 +49,6 @@ class Device:
     name: str = ""
     driver: str = ""
     former: str = dataclasses.field(default="", compare=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class NewKernel:
-    """A kernel to tune.
-
-    Attributes
-    ----------
-    func : tirx.PrimFunc
-        Unscheduled function.
-    operators : sequence of str
-        What it computes.
-    floor_us : float
-        No kernel of it takes less.
-    """
-
-    func: tirx.PrimFunc
-    operators: Sequence[str]
-    floor_us: float = 0.0
-
-
-class TunedKernel:
-    """One kernel that is tuned.
-
-    Attributes
-    ----------
-    digest : str
-        Its name in records.
-    operators : tuple of str
-        What it computes, for people.
-    progress : Progress
-        How far it is.
-    trials : int
-        Candidates that were tried, now or before.
-    problem : str
-        Why it cannot be tuned, if so.
-    default_us : float
-        Time of what would be compiled without tuning.
-    """
-
-    def __init__(
-        self, new: NewKernel, source: KernelSource, target: Target, found: Sequence[Space],
-        model: CostModel, batch: int,
-    ) -> None:  # fmt: skip
-        self.digest, self.source = source.kernel, source
-        self.operators = tuple(new.operators)
-        seed = int(self.digest[:8], 16)
-        self.search = KernelSearch(new.func, target, found, model, batch, seed)
-        self.progress = Progress(0.0, new.floor_us)
-        self.trials = 0
-        self.problem = ""
-        self.default_us = math.inf
-        self.waiting = self.search.first(FIRST)
-        self.codes: dict[str, RunResult] = {}
-
-    @property
-    def best_us(self) -> float:
-        """Best time so far; infinite while there is none."""
-        return min(self.progress.best, default=math.inf)
 
 
 @dataclasses.dataclass

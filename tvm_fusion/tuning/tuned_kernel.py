@@ -1,0 +1,76 @@
+"""One kernel on its way: what it computes, what may be decided about it, and how far its tuning is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ..compat import Target, tirx
+from ..schedules.registry import Space
+from .allocation import Progress
+from .cost_model import CostModel
+from .measure import KernelSource, RunResult
+from .search import KernelSearch
+
+#: Candidates of a kernel's first batch.
+FIRST = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class NewKernel:
+    """A kernel to tune.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        Unscheduled function.
+    operators : sequence of str
+        What it computes.
+    floor_us : float
+        No kernel of it takes less.
+    """
+
+    func: tirx.PrimFunc
+    operators: Sequence[str]
+    floor_us: float = 0.0
+
+
+class TunedKernel:
+    """One kernel that is tuned.
+
+    Attributes
+    ----------
+    digest : str
+        Its name in records.
+    operators : tuple of str
+        What it computes, for people.
+    progress : Progress
+        How far it is.
+    trials : int
+        Candidates that were tried, now or before.
+    problem : str
+        Why it cannot be tuned, if so.
+    default_us : float
+        Time of what would be compiled without tuning.
+    """
+
+    def __init__(
+        self, new: NewKernel, source: KernelSource, target: Target, found: Sequence[Space],
+        model: CostModel, batch: int,
+    ) -> None:  # fmt: skip
+        self.digest, self.source = source.kernel, source
+        self.operators = tuple(new.operators)
+        seed = int(self.digest[:8], 16)
+        self.search = KernelSearch(new.func, target, found, model, batch, seed)
+        self.progress = Progress(0.0, new.floor_us)
+        self.trials = 0
+        self.problem = ""
+        self.default_us = math.inf
+        self.waiting = self.search.first(FIRST)
+        self.codes: dict[str, RunResult] = {}
+
+    @property
+    def best_us(self) -> float:
+        """Best time so far; infinite while there is none."""
+        return min(self.progress.best, default=math.inf)
