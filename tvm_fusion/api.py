@@ -21,7 +21,7 @@ from .schedules.registry import deciding_by
 from .targets import parse_target, runnable, with_products
 from .transform.fuse import canonical_for, plan_module, solve_module, target_of
 from .tuning.session import Session
-from .tuning.tune import TRIALS, Remote, plan_from_records, tune_model
+from .tuning.tune import TRIALS, Remote, plan_from_records, plan_from_shipped, tune_model
 from .tuning.tuned import lookup_in, tuned_records
 from .tuning.workbench import device_of
 from .verification.report import VerificationReport
@@ -122,6 +122,7 @@ def compile(
     strict: bool = False,
     verify: bool = True,
     work_dir: str | os.PathLike[str] | None = None,
+    records: bool = True,
     name: str = "model",
     progress: Progress | None = None,
 ) -> CompiledModel:
@@ -146,8 +147,10 @@ def compile(
         else on the CPU).
     work_dir : str or path, optional
         Where `tune` kept what it measured: kernels are compiled as they were fastest, and the plan
-        (where none is given) follows the measured times. Without it, kernels are compiled as the
-        records say that come with the package, if any.
+        (where none is given) follows the measured times.
+    records : bool
+        Whether to use the records that come with the package: kernels that are in none of ``work_dir``
+        are compiled as these say, and the plan follows their times where they cover the model.
     name : str
         Name of the model in the plan.
     progress : callable, optional
@@ -171,16 +174,21 @@ def compile(
             f"the plan is for {plan.target.kind}, not for {resolved.kind.name}; plan again"
         )
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
-    records = tuned_records(canonical, resolved, work_dir)
-    with remembering(), deciding_by(lookup_in(records, device_of(resolved, None))):
+    found = tuned_records(canonical, resolved, work_dir, shipped=records)
+    with remembering(), deciding_by(lookup_in(found, device_of(resolved, None))):
         if plan is None and work_dir is not None:
-            own, *_ = records
+            own, *_ = found
             plan = plan_from_records(canonical, resolved, own, config=config, name=name)
         if plan is None and resolved.kind.name == "cuda":
             # What the compiler says of registers and spills is part of the decision.
             compiler = KernelCompiler(canonical, resolved)
             decide = config or FusionConfig()
             plan = plan_module(canonical, resolved, decide, model=name, compiler=compiler)
+            if found and len(found[-1]):
+                of_kernels = found[-1]
+                plan = plan_from_shipped(
+                    canonical, resolved, of_kernels, plan, config=config, name=name
+                )
         return compile_model(
             canonical,
             resolved,

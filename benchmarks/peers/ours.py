@@ -153,9 +153,11 @@ class Ours(Peer):
                 config = None if plan is not None else config
             else:
                 plan, config = unfused_plan(tf.plan(module, target)), None
+            # Untuned is untuned: without the records that come with the package, too.
             model = tf.compile(
-                module, target, plan=plan, config=config, verify=False, work_dir=self.work_dir
-            )
+                module, target, plan=plan, config=config, verify=False, work_dir=self.work_dir,
+                records=bool(self.work_dir),
+            )  # fmt: skip
         model.export(path)
         totals = dataclasses.asdict(model.plan.totals)
         after = "after" if self.fused else "before"

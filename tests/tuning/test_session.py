@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import zlib
 
@@ -15,9 +16,11 @@ from tvm_fusion.targets import parse_target, with_variant
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.synthetic_blocks import concatenated_sums
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
+from tvm_fusion.transform.fuse import plan_module
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.session import Session
-from tvm_fusion.tuning.tune import device_of, plan_from_records, tune_model
+from tvm_fusion.tuning.trials import TrialSet
+from tvm_fusion.tuning.tune import device_of, plan_from_records, plan_from_shipped, tune_model
 from tvm_fusion.tuning.tuner import BATCH, Budget, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir, record_arch
 
@@ -177,6 +180,40 @@ def test_what_is_on_record_gives_the_same_plan_again(tmp_path):
     plan = rig.run()
     records = WorkDir(tmp_path).open("x86_64", "float32")
     assert plan_from_records(chain(), TARGET, records, name="chain") == plan
+
+
+def test_records_that_cover_a_model_decide_its_depth(tmp_path):
+    rig = Rig(tmp_path, chain(), by_depth(n1=10, n2=8, n3=30, n4=40))
+    tuned = rig.run()
+    planned = plan_module(chain(), TARGET, FusionConfig(), model="chain")
+    shipped = TrialSet(rig.records)
+    found = plan_from_shipped(chain(), TARGET, shipped, planned, name="chain")
+    assert [g.nodes for g in found.groups] == [g.nodes for g in tuned.groups]
+    assert [g.nodes for g in found.groups] != [g.nodes for g in planned.groups]
+
+
+def test_records_that_cover_half_a_model_decide_nothing(tmp_path):
+    rig = Rig(tmp_path, chain(), by_depth(n1=10, n2=8, n3=30, n4=1))
+    rig.run()
+    planned = plan_module(chain(), TARGET, FusionConfig(), model="chain")
+    whole = next(k.digest for k in rig.tuner.kernels.values() if len(k.operators) == 4)
+    some = TrialSet(t for t in rig.records if t.kernel != whole)
+    assert len(some) < len(rig.records) and max(len(g.nodes) for g in planned.groups) == 4
+    for shipped in (some, TrialSet()):
+        assert plan_from_shipped(chain(), TARGET, shipped, planned, name="chain") is planned
+
+
+def test_a_record_of_which_no_template_makes_a_kernel_does_not_count(tmp_path):
+    rig = Rig(tmp_path, chain(), by_depth(n1=10, n2=8, n3=9, n4=1))
+    assert max(len(g.nodes) for g in rig.run().groups) == 4
+    whole = next(k.digest for k in rig.tuner.kernels.values() if len(k.operators) == 4)
+    gone = (("tile.of_old", 3),)
+    left = TrialSet(
+        dataclasses.replace(t, decision=gone) if t.kernel == whole else t for t in rig.records
+    )
+    planned = plan_module(chain(), TARGET, FusionConfig(), model="chain")
+    found = plan_from_shipped(chain(), TARGET, left, planned, name="chain")
+    assert all(g.measured_us_after is None for g in found.groups if len(g.nodes) == 4)
 
 
 def test_require_cached(tmp_path):

@@ -151,6 +151,8 @@ class Session:
         self.variations = explore(self.graph, self._device, self.config)
         self.times.kernels_of([*self._singles(), *self._explored()])
         plan = self._choose()
+        while self.tuner.leave_outdated(kernel for kernel, _ in self.calls):
+            plan = self._choose()
         if not require_all:
             return plan
         missing = [k for k, _ in self.calls if self.tuner.best(k) is None]
@@ -161,6 +163,12 @@ class Session:
                 f"{len(missing)} {were} never measured ({names}); tune first, without require_cached (--require-cached)"
             )
         return plan
+
+    def covers(self, plan: Plan) -> bool:
+        """Whether there is a record of every kernel that a plan of this model calls."""
+        self.groups = proposals_of(plan, self.graph)
+        kernels = self.times.kernels_of(self._called())
+        return all(self.tuner.best(kernel) is not None for kernel in kernels if kernel is not None)
 
     def with_totals(self, plan: Plan, whole: WholeTimes) -> Plan:
         """A plan with the times of the whole model."""

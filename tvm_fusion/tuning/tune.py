@@ -20,6 +20,7 @@ from .allocation import TRIALS
 from .describe import alone, describe
 from .session import Session
 from .summary import load_summaries, save_summary
+from .trials import TrialSet
 from .tuned import lookup_in, own_device, policy_of, recorded_device
 from .tuner import BATCH, Budget, Tuner
 from .whole import WholeTimes, time_whole
@@ -231,6 +232,39 @@ def plan_from_records(
     tuner = Tuner(with_variant(target), None, None, None, records, device)
     session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
     return _recalled(session).plan
+
+
+def plan_from_shipped(
+    mod: tvm.IRModule,
+    target: Target,
+    shipped: TrialSet,
+    planned: Plan,
+    *,
+    config: FusionConfig | None = None,
+    name: str = "model",
+) -> Plan:
+    """Plan a canonical module with times that come with the package, where they cover the model.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module.
+    target : Target
+        Complete target.
+    shipped : TrialSet
+        What comes with the package for this target.
+    planned : Plan
+        The plan by the cost model; returned as it is where a kernel that it calls is not on record, because measured
+        and predicted times do not compare.
+    config : FusionConfig, optional
+        Strategies and limits.
+    name : str
+        Name of the model in the plan.
+    """
+    device = recorded_device(shipped, device_of(target, None))
+    tuner = Tuner(with_variant(target), None, None, None, shipped, device)
+    session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
+    return session.recall() if session.covers(planned) else planned
 
 
 def _recalled(session: Session, *, require_all: bool = False) -> Tuned:

@@ -64,9 +64,24 @@ def own_device(records: TrialSet, wanted: Device) -> Device:
 
 
 def tuned_records(
-    mod: tvm.IRModule, target: Target, work_dir: str | os.PathLike[str] | None = None
+    mod: tvm.IRModule,
+    target: Target,
+    work_dir: str | os.PathLike[str] | None = None,
+    *,
+    shipped: bool = True,
 ) -> list[TrialSet]:
     """Records for a model: those of a work dir, then those that ship with the package.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Canonical module.
+    target : Target
+        Complete target.
+    work_dir : str or path, optional
+        A work dir.
+    shipped : bool
+        Whether those of the package count.
 
     Raises
     ------
@@ -85,7 +100,9 @@ def tuned_records(
             )
         found.append(own)
     # Those are of exact products: the fastest of a float32 product is none on tensor cores.
-    return found if TF32 in target.keys else [*found, shipped_trials(arch, tvm.__version__)]
+    if shipped and TF32 not in target.keys:
+        found.append(shipped_trials(arch, tvm.__version__))
+    return found
 
 
 def policy_of(mod: tvm.IRModule, target: Target) -> str:

@@ -43,6 +43,8 @@ class TunedKernel:
     ----------
     digest : str
         Its name in records.
+    func : tirx.PrimFunc
+        The unscheduled function.
     operators : tuple of str
         What it computes, for people.
     progress : Progress
@@ -59,7 +61,7 @@ class TunedKernel:
         self, new: NewKernel, source: KernelSource, target: Target, found: Sequence[Space],
         model: CostModel, batch: int,
     ) -> None:  # fmt: skip
-        self.digest, self.source = source.kernel, source
+        self.digest, self.source, self.func = source.kernel, source, new.func
         self.operators = tuple(new.operators)
         seed = int(self.digest[:8], 16)
         self.search = KernelSearch(new.func, target, found, model, batch, seed)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..compat import Target, ir, tvm
-from ..errors import DatabaseError, TuningError
-from ..schedules.registry import Space, spaces
+from ..errors import DatabaseError, LoweringError, TuningError
+from ..schedules.registry import Space, schedule_with
 from .allocation import next_kernel
 from .cost_model import Candidate, CostModel
 from .finals import Finals
@@ -21,7 +21,7 @@ from .flights import BuildsCandidates, Flight, MakesReferences, measured
 from .kernels import bare, kernel_digest
 from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
 from .models import models_of, refitted, save_models
-from .trials import Trial
+from .trials import Trial, TrialSet
 from .tuned_kernel import FIRST, NewKernel, TunedKernel
 from .work_dir import Records
 
@@ -82,8 +82,9 @@ class Tuner:
         Complete target, with its variant.
     builder, references, runner : BuildsCandidates, MakesReferences, Runner
         What compiles, checks and measures; None for a tuner that only knows what is on record.
-    records : Records
-        Where trials are kept; those that are there already are not tried again.
+    records : Records or TrialSet
+        Where trials are kept; those that are there already are not tried again. A tuner that only knows what is on
+        record writes nothing.
     device : Device
         Where the runner measures; trials of another device are not used.
     batch : int
@@ -100,7 +101,7 @@ class Tuner:
         builder: BuildsCandidates | None,
         references: MakesReferences | None,
         runner: Runner | None,
-        records: Records,
+        records: Records | TrialSet,
         device: Device,
         *,
         batch: int = BATCH,
@@ -119,6 +120,8 @@ class Tuner:
         self._ahead = ahead or 2 * batch
         self._builder, self._references, self._runner = builder, references, runner
         self._lost = 0
+        self._outdated: set[str] = set()
+        self._buildable: set[str] = set()
         self.report = report
         #: Corrections of the templates' cost models, by template.
         self.models = models_of(records, device.name) if builder is not None else {}
@@ -133,8 +136,7 @@ class Tuner:
             KernelSource(digest, ir.save_json(tvm.IRModule({"main": bare(new.func)})), str(self._target))
             for digest, new in fresh.items()
         ]  # fmt: skip
-        spaces = self._spaces(list(fresh.values()), sources)
-        for new, source, found in zip(fresh.values(), sources, spaces, strict=True):
+        for new, source, found in zip(fresh.values(), sources, self._spaces(sources), strict=True):
             usable = () if isinstance(found, str) else found
             kernel = TunedKernel(new, source, self._target, usable, self._model, self.batch)
             if isinstance(found, str):
@@ -145,18 +147,20 @@ class Tuner:
             self._recall(kernel)
         return [self.kernels[digest] for digest in digests]
 
-    def _spaces(
-        self, kernels: Sequence[NewKernel], sources: Sequence[KernelSource]
-    ) -> Sequence[Sequence[Space] | str]:
-        """What templates may decide about kernels; who only recalls looks where there is something to recall."""
-        if self._builder is not None:
-            return [future.result() for future in self._builder.find_spaces(sources)]
-        recorded = (self.records.trials(source.kernel, self.device.name) for source in sources)
-        pairs = zip(kernels, recorded, strict=True)
-        return [spaces(new.func, self._target) if trials else () for new, trials in pairs]
+    def _spaces(self, sources: Sequence[KernelSource]) -> Sequence[Sequence[Space] | str]:
+        """What templates may decide about kernels; who only recalls need not know."""
+        if self._builder is None:
+            return [() for _ in sources]
+        return [future.result() for future in self._builder.find_spaces(sources)]
 
     def _recall(self, kernel: TunedKernel) -> None:
         """Learn from the trials of earlier runs."""
+        if not self.measures:
+            kernel.trials = len(self.records.trials(kernel.digest, self.device.name))
+            best = self.best(kernel)
+            if kernel.trials:
+                kernel.progress.best.append(best.microseconds if best is not None else math.inf)
+            return
         found = []
         for trial in self.records.trials(kernel.digest, self.device.name):
             candidate = kernel.search.candidate_of(trial.template, trial.decision)
@@ -187,8 +191,26 @@ class Tuner:
             self.disk_problem = self.disk_problem or str(error)
 
     def best(self, kernel: TunedKernel) -> Trial | None:
-        """The fastest right trial of a kernel on this device."""
+        """The fastest right trial of a kernel on this device; none where that is outdated."""
+        if kernel.digest in self._outdated:
+            return None
         return self.records.best(kernel.digest, self.device.name)
+
+    def leave_outdated(self, kernels: Iterable[TunedKernel]) -> bool:
+        """Forget records of which the templates of this version make no kernel; say whether there were some."""
+        before = len(self._outdated)
+        for kernel in kernels:
+            best = self.best(kernel)
+            if best is None or kernel.digest in self._buildable:
+                continue
+            try:
+                schedule_with(kernel.func, self._target, best.template, best.decision)
+            except LoweringError:
+                self._outdated.add(kernel.digest)
+                kernel.progress.best.clear()
+            else:
+                self._buildable.add(kernel.digest)
+        return len(self._outdated) > before
 
     @property
     def trials(self) -> int:
