@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_fusion.compat import relax
+from tvm_fusion.compat import relax, s_tir
 from tvm_fusion.errors import TuningError
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
@@ -13,6 +13,7 @@ from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning import workbench as workbench_module
 from tvm_fusion.tuning.local_runner import LocalRunner
 from tvm_fusion.tuning.tune import tune_model
+from tvm_fusion.tuning.work_dir import WorkDir
 from tvm_fusion.tuning.workbench import Remote, Workbench, check_devices
 
 LLVM = parse_target("llvm")
@@ -78,6 +79,22 @@ def test_one_workbench_serves_several_models(tmp_path):
             assert found.trials >= 3 and found.whole is not None
         assert [worker.pid for worker in bench.builder._pool.workers] == pids
     assert all(worker.pid is None for worker in bench.builder._pool.workers)
+
+
+def test_meta_schedule_reads_what_tuning_found(tmp_path):
+    """TVM's own reader opens the database, and a record's trace fits its workload."""
+    for _ in range(2):  # the second run finds nothing new
+        bench = FakeWorkbench(FakeBuilder(), FakeRunner(lambda *_: 2.0))
+        tune_model(product(), LLVM, tmp_path, trials=6, workbench=bench)
+        (place,) = WorkDir(tmp_path).places()
+        database = s_tir.meta_schedule.database.JSONDatabase(work_dir=str(place.folder))
+        (record,) = database.get_all_tuning_records()
+        assert [float(s) for s in record.run_secs] == pytest.approx([2e-6] * 3, rel=0.01)
+        schedule = s_tir.Schedule(record.workload.mod)
+        record.trace.apply_to_schedule(schedule, remove_postproc=False)
+        notes = schedule.get(schedule.get_sblock("root")).annotations
+        (trial,) = {t.template for t in place.records()} & {str(notes["tvm_fusion.template"])}
+        assert trial
 
 
 def test_a_workbench_of_another_kind_is_refused(tmp_path):

@@ -81,7 +81,7 @@ class MetaDatabase:
     def commit(
         self, mod: tvm.IRModule, trace: Any, seconds: Sequence[float], target: Target
     ) -> None:
-        """Write a record.
+        """Write a record, unless the same one is there.
 
         Parameters
         ----------
@@ -108,7 +108,9 @@ class MetaDatabase:
         _check_record(row)
         if record_arch(row[2]) != self.arch:
             raise ValueError(f"a record of {record_arch(row[2])} among records of {self.arch}")
-        self._add([(workload.as_json(), row)])
+        own = workload.as_json(), row
+        if _content(*own) not in {_content(*known) for known in self._own()}:
+            self._add([own])
 
     def records(self, mod: tvm.IRModule, most: int | None = None) -> list[Any]:
         """Return meta-schedule's ``TuningRecord`` of a module, that of least mean time first.

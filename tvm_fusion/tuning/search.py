@@ -72,8 +72,8 @@ class KernelSearch:
     ) -> None:  # fmt: skip
         self.kernel = kernel_digest(func)
         self.spaces = tuple(found)
-        self._model, self._target, self._batch, self._seed = model, target, batch, seed
-        self._mod = tvm.IRModule({"main": bare(func)})
+        self.model, self._target, self._batch, self._seed = model, target, batch, seed
+        self.mod = tvm.IRModule({"main": bare(func)})
         self._database = ms.database.MemoryDatabase()
         self._known: dict[tuple, float] = {}
         self._tried: dict[Candidate, float] = {}
@@ -95,7 +95,7 @@ class KernelSearch:
         if not self.spaces:
             return []
         found = [self._candidate(space, [0] * len(space.points)) for space in self.spaces]
-        if count > len(found) and self._model.corrects(self.spaces[0].template):
+        if count > len(found) and self.model.corrects(self.spaces[0].template):
             found += self._ranked_anew(count - len(found))
         rank = 1
         longest = max((len(p.options) for p in self.spaces[0].points), default=0)
@@ -116,7 +116,7 @@ class KernelSearch:
             most //= 2
         places = itertools.product(*(range(min(size, most)) for size in sizes))
         near = [self._candidate(space, p) for p in places if any(p)]
-        order = np.argsort(-self._model.scores(near, self.kernel), kind="stable")[:count]
+        order = np.argsort(-self.model.scores(near, self.kernel), kind="stable")[:count]
         return [near[i] for i in order]
 
     def propose(self) -> list[Candidate]:
@@ -150,7 +150,7 @@ class KernelSearch:
             for key in self._known:
                 self._left.pop(key, None)
         left = list(self._left.values())
-        scores = self._model.scores(left, self.kernel)
+        scores = self.model.scores(left, self.kernel)
         chosen = pick(left, scores, self._tried, self._batch)
         self._exhausted = len(left) <= self._batch
         return [left[number] for number in chosen]
@@ -168,7 +168,7 @@ class KernelSearch:
             self._known[key] = self._tried[candidate] = microseconds
             if self._left is not None:
                 self._left.pop(key, None)
-            self._model.add(self.kernel, candidate, microseconds)
+            self.model.add(self.kernel, candidate, microseconds)
             if self._context is not None:
                 self._commit(candidate, microseconds)
         if self._context is not None:
@@ -190,6 +190,15 @@ class KernelSearch:
                 return self._candidate(space, places)
         return None
 
+    def trace_of(self, candidate: Candidate) -> Any:
+        """A candidate as a trace of TVM on the unscheduled module `mod`; None where this version has no such option."""
+        space = next((s for s in self.spaces if s.template == candidate.template), None)
+        values = dict(candidate.decision)
+        places = [_place(point, values) for point in space.points] if space is not None else []
+        if space is None or None in places:
+            return None
+        return _design(s_tir.Schedule(self.mod), space, places).trace
+
     def _candidate(self, space: Space, places: Sequence[int]) -> Candidate:
         """The candidate that takes the option at each place."""
         chosen = list(zip(space.points, places, strict=True))
@@ -206,17 +215,12 @@ class KernelSearch:
 
     def _commit(self, candidate: Candidate, microseconds: float) -> None:
         """Let the evolution start from what is known."""
-        space = next((s for s in self.spaces if s.template == candidate.template), None)
-        if space is None or not math.isfinite(microseconds):
+        trace = self.trace_of(candidate) if math.isfinite(microseconds) else None
+        if trace is None:
             return
-        values = dict(candidate.decision)
-        places = [_place(point, values) for point in space.points]
-        if None in places:
-            return
-        trace = _design(s_tir.Schedule(self._mod), space, places).trace
-        arguments = ms.arg_info.ArgInfo.from_prim_func(self._mod["main"])
+        arguments = ms.arg_info.ArgInfo.from_prim_func(self.mod["main"])
         record = ms.database.TuningRecord(
-            trace, self._database.commit_workload(self._mod), [microseconds * 1e-6], self._target,
+            trace, self._database.commit_workload(self.mod), [microseconds * 1e-6], self._target,
             arguments,
         )  # fmt: skip
         self._database.commit_tuning_record(record)
@@ -237,14 +241,14 @@ class KernelSearch:
             population_size=_POPULATION, init_min_unmeasured=_RANDOM,
             genetic_num_iters=_GENERATIONS, eps_greedy=_GREEDY,
         )  # fmt: skip
-        context = _context(self._mod, self._target, generator, strategy, self._seed)
+        context = _context(self.mod, self._target, generator, strategy, self._seed)
         context.pre_tuning(
             2**30, self._batch, database=self._database, cost_model=_ranking(self._rank)
         )
         return context
 
     def _rank(self, candidates: Sequence[Any]) -> np.ndarray:
-        return self._model.scores([self._read(c) for c in candidates], self.kernel)
+        return self.model.scores([self._read(c) for c in candidates], self.kernel)
 
     def _read(self, drawn: Any) -> Candidate:
         """What a schedule of meta-schedule's stands for."""

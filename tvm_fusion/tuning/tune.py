@@ -132,6 +132,7 @@ def tune_model(
         tuner.report = _Watch(session, place, report)
         tuner.report()
         plan = session.run()
+        _commit(session, place)
         here = not bench.is_remote
     found = _finish(session, plan, mod, lookup_in([records], tuner.device) if here else None)
     _save(session, place, found)
@@ -198,6 +199,23 @@ class _Watch:
             _save(self._session, self._place, None)
         if self._report is not None:
             self._report(self._session)
+
+
+def _commit(session: Session, place: Place) -> None:
+    """Write what the plan's kernels decide, and their times, into meta-schedule's own database."""
+    tuner, database = session.tuner, place.meta_database()
+    for kernel, _ in session.calls:
+        best = tuner.best(kernel)
+        candidate = kernel.search.candidate_of(best.template, best.decision) if best else None
+        trace = kernel.search.trace_of(candidate) if candidate is not None else None
+        if trace is None:
+            continue
+        try:
+            seconds = [us * 1e-6 for us in best.samples_us]
+            database.commit(kernel.search.mod, trace, seconds, session.target)
+        except DatabaseError as error:  # that trials are not written is worse
+            tuner.disk_problem = tuner.disk_problem or str(error)
+            return
 
 
 def _save(session: Session, place: Place, found: Tuned | None) -> None:
