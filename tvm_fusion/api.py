@@ -21,6 +21,7 @@ from .schedules.registry import deciding_by
 from .targets import parse_target, runnable, with_products
 from .transform.fuse import canonical_for, plan_module, solve_module, target_of
 from .tuning.session import Session
+from .tuning.trials import TrialSet
 from .tuning.tune import TRIALS, Remote, plan_from_records, plan_from_shipped, tune_model
 from .tuning.tuned import lookup_in, tuned_records
 from .tuning.workbench import device_of
@@ -176,19 +177,10 @@ def compile(
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     found = tuned_records(canonical, resolved, work_dir, shipped=records)
     with remembering(), deciding_by(lookup_in(found, device_of(resolved, None))):
-        if plan is None and work_dir is not None:
-            own, *_ = found
-            plan = plan_from_records(canonical, resolved, own, config=config, name=name)
-        if plan is None and resolved.kind.name == "cuda":
-            # What the compiler says of registers and spills is part of the decision.
-            compiler = KernelCompiler(canonical, resolved)
-            decide = config or FusionConfig()
-            plan = plan_module(canonical, resolved, decide, model=name, compiler=compiler)
-            if found and len(found[-1]):
-                of_kernels = found[-1]
-                plan = plan_from_shipped(
-                    canonical, resolved, of_kernels, plan, config=config, name=name
-                )
+        if plan is None:
+            plan = plan_with_records(
+                canonical, resolved, found, tuned=work_dir is not None, config=config, name=name
+            )
         return compile_model(
             canonical,
             resolved,
@@ -198,6 +190,47 @@ def compile(
             checker=checker,
             model=name,
         )
+
+
+def plan_with_records(
+    canonical: tvm.IRModule,
+    target: Target,
+    records: Sequence[TrialSet],
+    *,
+    tuned: bool,
+    config: FusionConfig | None = None,
+    name: str = "model",
+) -> Plan | None:
+    """Plan as `compile` does, with measured times where there are some, and with what the compiler says of registers.
+
+    None where there is neither: the cost model alone decides.
+
+    Parameters
+    ----------
+    canonical : tvm.IRModule
+        Canonical module.
+    target : Target
+        Complete target.
+    records : sequence of TrialSet
+        As of `tuned_records`.
+    tuned : bool
+        Whether the first ones are a work dir's: their times decide.
+    config : FusionConfig, optional
+        Strategies and limits.
+    name : str
+        Name of the model in the plan.
+    """
+    if tuned:
+        return plan_from_records(canonical, target, records[0], config=config, name=name)
+    if target.kind.name != "cuda":
+        return None
+    decide = config or FusionConfig()
+    # What the compiler says of registers and spills is part of the decision.
+    compiler = KernelCompiler(canonical, target)
+    plan = plan_module(canonical, target, decide, model=name, compiler=compiler)
+    for shipped in filter(len, records):
+        plan = plan_from_shipped(canonical, target, shipped, plan, config=config, name=name)
+    return plan
 
 
 def tune(

@@ -28,11 +28,10 @@ def bench(
     tvm-fusion bench resnet50.onnx --target cuda --work-dir tuned
     """
     from .. import plan as make_plan
-    from ..api import resolve
+    from ..api import plan_with_records, resolve
     from ..build.bench import compare
     from ..schedules import remembering
     from ..schedules.registry import deciding_by
-    from ..tuning.tune import plan_from_records
     from ..tuning.tuned import lookup_in, tuned_records
     from ..tuning.workbench import device_of
 
@@ -43,12 +42,10 @@ def bench(
     with remembering(), deciding_by(lookup_in(records, device_of(target, None))):
         if decided is None:
             with stage("planning"):
-                if work_dir is not None:
-                    decided = plan_from_records(
-                        module, target, records[0], config=config, name=options.name
-                    )
-                else:
-                    decided = make_plan(module, target, config, name=options.name)
+                decided = plan_with_records(
+                    module, target, records, tuned=work_dir is not None, config=config,
+                    name=options.name,
+                ) or make_plan(module, target, config, name=options.name)  # fmt: skip
         with stage("compiling and timing") as progress:
             result = compare(module, target, decided, seed=seed, progress=progress)
     print(result)
