@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from tvm_fusion.schedules.registry import spaces
 
+from tvm_fusion.api import plan_with_records
+from tvm_fusion.config import FusionConfig
 from tvm_fusion.frontend.canonical import canonicalize
-from tvm_fusion.targets import parse_target, with_products
-from tvm_fusion.testing.modules import parallel_convs
+from tvm_fusion.targets import parse_target, with_products, with_variant
+from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.tuning import shipped, tuned
+from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.shipped import export_trials, shipped_trials
 from tvm_fusion.tuning.trials import TrialSet
 from tvm_fusion.tuning.tuned import lookup_in, policy_of, tuned_records
-from tvm_fusion.tuning.tuner import Device
+from tvm_fusion.tuning.tuner import Budget, Device, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -94,6 +99,29 @@ def test_records_of_another_arch_in_a_file_are_ignored(tmp_path: Path, monkeypat
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "sm_90.jsonl").write_text(export_trials(work.places()))
     assert not len(shipped_trials("sm_90", "0.27.0"))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("pair", "groups"), [(9.0, 0), (1.5, 1)])
+def test_times_that_come_with_the_package_decide_the_depth(pair, groups):
+    """Two ReLUs of 1 µs each on record, and both in one kernel."""
+    b = ModuleBuilder()
+    module = canonicalize(b.finish(b.relu("c", b.relu("a", b.input("x", (64, 256))))))
+    target = parse_target("cuda:sm_90")
+    exact = with_variant(target)
+    tuner = Tuner(exact, None, None, None, TrialSet(), Device("a GPU"))
+    Session(module, target, FusionConfig(), tuner, Budget(0)).recall()
+    found = []
+    for kernel in tuner.kernels.values():
+        space = spaces(kernel.func, exact)[0]
+        decision = tuple(entry for point in space.points for entry in point.options[0])
+        us = pair if len(kernel.operators) == 2 else 1.0
+        fields = {"template": space.template, "samples_us": (us,)}
+        found.append(dataclasses.replace(trial(kernel.digest, **fields), decision=decision))
+    assert len(plan_with_records(module, target, [], tuned=False).groups) == 1
+    plan = plan_with_records(module, target, [TrialSet(found)], tuned=False)
+    assert len(plan.groups) == groups
+    assert [g.measured_us_after for g in plan.groups] == [pair] * groups
 
 
 def test_nothing_to_export(tmp_path: Path) -> None:
