@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import shutil
 import subprocess
@@ -68,9 +69,12 @@ def test_trials_of_another_arch_are_measured_anew(tmp_path, runner):
     shutil.copy(trials_file(tmp_path, "sm_80"), other)
     runner.ran.clear()
     second = tune_model(module(1), parse_target("cuda:sm_90"), tmp_path, trials=8)
-    assert first.trials == second.trials == len(runner.ran) and ran
-    archs = [json.loads(line)["arch"] for line in other.read_text().splitlines()]
-    assert archs == ["sm_80"] * first.trials + ["sm_90"] * second.trials
+    assert first.trials == second.trials == len(set(runner.ran)) and ran
+    lines = [json.loads(line) for line in other.read_text().splitlines()]
+    archs = [line["arch"] for line in lines]
+    assert archs == sorted(archs)  # those of sm_80 as they were, then those of sm_90
+    found = collections.Counter(arch for _, arch in {(x["trial"], x["arch"]) for x in lines})
+    assert found == {"sm_80": first.trials, "sm_90": second.trials}
 
 
 def test_a_damaged_line_costs_its_own_trial(tmp_path, runner):
@@ -125,7 +129,8 @@ def test_two_runs_at_once_lose_nothing(tmp_path, runner):
     told = [list(map(int, run.communicate(timeout=300)[0].split())) for run in both]
     assert [run.returncode for run in both] == [0, 0]
     for trials, ran, distinct in told:
-        assert ran == distinct <= trials <= 40 + BATCH
+        # Only in the last round what seems fastest is measured again.
+        assert 0 < distinct <= trials <= 40 + BATCH and ran >= distinct
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         records = WorkDir(tmp_path).places()[0].records()
