@@ -22,9 +22,13 @@ _MANY = (
     "tests/schedules/",
     "tests/transform/test_lower_groups.py",
     "tests/build/test_emulated_plans.py",
+    "tests/frontend/relay/",
     "tests/frontend/test_onnx_fuzz.py",
+    "tests/frontend/test_onnx_random.py",
     "tests/frontend/test_torch_opdb.py",
+    "tests/models/test_light_models.py",
     "tests/models/test_torch_zoo.py",
+    "tests/relay/",
 )
 
 MARKERS = {
