@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -147,7 +148,8 @@ def _timm(name: str, size: int = 64, **options: Any) -> ZooModel:
 
 def _text(name: str, config: str, model: str, keys: tuple[str, ...], **sizes: Any) -> ZooModel:
     def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        _without_downloads()
+        if importlib.util.find_spec("torchvision"):  # transformers imports it then
+            _without_downloads()
         transformers = importlib.import_module("transformers")
         options = getattr(transformers, config)(**sizes)
         net = getattr(transformers, model)(options)
