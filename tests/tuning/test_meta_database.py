@@ -169,7 +169,7 @@ from test_meta_database import CUDA, MetaDatabase, module, trace
 database = MetaDatabase(Path(sys.argv[1]), "sm_90")
 for size in (16, 24, 32, 40)[:: int(sys.argv[2])]:
     for number in range(5):
-        seconds = [size * 1e-6 + number * 1e-9]
+        seconds = [size * 1e-6 + number * 1e-9 + (int(sys.argv[2]) < 0) * 5e-10]
         database.commit(module(size), trace(module(size)), seconds, CUDA["sm_90"])
 """
 
@@ -188,10 +188,19 @@ def test_two_processes_do_not_mix_their_workloads_up(tmp_path: Path) -> None:
     own = MetaDatabase(tmp_path, "sm_90")
     assert len((tmp_path / "database_workload.json").read_text().splitlines()) == 4
     for size in (16, 24, 32, 40):
-        times = [size * 1e-6 + number * 1e-9 for number in range(5) for _ in range(2)]
+        times = [size * 1e-6 + number * 5e-10 for number in range(10)]
         mod = module(size)
         for found in (own.records(mod), theirs.get_top_k(theirs.commit_workload(mod), 100)):
             assert [float(record.run_secs[0]) for record in found] == pytest.approx(times, rel=1e-9)
+
+
+def test_the_same_record_is_written_once(filled, tmp_path: Path) -> None:
+    before = (tmp_path / "database_tuning_record.json").read_bytes()
+    database = MetaDatabase(tmp_path, "sm_90")
+    for _ in range(2):
+        database.commit(module(32), trace(module(32)), [7e-9], CUDA["sm_90"])
+    lines = (tmp_path / "database_tuning_record.json").read_bytes().splitlines()
+    assert len(lines) == len(before.splitlines()) + 1
 
 
 def test_a_full_disk(filled, tmp_path: Path, monkeypatch) -> None:
