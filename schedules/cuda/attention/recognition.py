@@ -13,12 +13,12 @@ import tvm_ffi
 
 from ....compat import ir, s_tir, structural_equal, sym, tirx
 from ...analysis import Block, Structure, buffer_key, nodes_of, structure
-from ...steps import inline_injective, isolate_outputs, with_simple_indices
+from ...steps import inline_injective, isolate_outputs
 from ..fast_math import dtype_of, fast_math, function_of
 from ..row_form import Stage, stages_of_block
 from ..tensor_core.affine import flat_offset, is_conditional, substitute
 from ..tensor_core.form import Iterator
-from ..tensor_core.recognition import with_narrow_indices
+from ..tensor_core.recognition import simple_schedule
 from .form import Attention, Source
 from .score import split_scale, split_score
 
@@ -37,10 +37,9 @@ def attention(func: tirx.PrimFunc) -> Attention | None:
     func : tirx.PrimFunc
         Unscheduled function in block form.
     """
-    func = with_narrow_indices(func)
-    if func is None:
+    sch = simple_schedule(func)
+    if sch is None:
         return None
-    sch = s_tir.Schedule(with_simple_indices(func))
     info = structure(sch)
     if info is None or not (info.is_static and info.is_regular):
         return None
@@ -208,7 +207,7 @@ class _Reader:
             return tirx.IntImm("int32", 0)
         try:
             inverse = tirx.IndexMap(own, indices, None).inverse(extents)
-        except Exception:  # noqa: BLE001  (TVM raises its own error for a map that has no inverse)
+        except RuntimeError:  # TVM's InternalError, of a map that has no inverse
             return None
         names = {v: a.var for v, a in zip(inverse.initial_indices, wide, strict=True)}
         places = {v: substitute(e, names) for v, e in zip(own, inverse.final_indices, strict=True)}

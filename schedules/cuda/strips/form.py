@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import tvm_ffi
 
-from ....compat import ir, s_tir, tirx
+from ....compat import ir, tirx
 from ....guards.strip_model import WIDEST, Problem
 from ...analysis import dtype_bytes, nodes_of, structure
-from ...steps import inline_injective, with_simple_indices
+from ...steps import inline_injective
 from ..contraction_form import recognise
 from ..tensor_core.affine import flat_offset, is_conditional, steps_in, substitute, uses
 from ..tensor_core.form import Iterator, Store
 from ..tensor_core.groups import RawAnchor, split_groups
-from ..tensor_core.recognition import flat_stores, raw_anchors, with_narrow_indices
+from ..tensor_core.recognition import flat_stores, raw_anchors, simple_schedule
 
 #: Types of what a window reads.
 TYPES = ("float32", "float16", "bfloat16")
@@ -97,10 +97,9 @@ def strips(func: tirx.PrimFunc) -> Strips | None:
     func : tirx.PrimFunc
         Unscheduled function in block form.
     """
-    func = with_narrow_indices(func)
-    if func is None:
+    sch = simple_schedule(func)
+    if sch is None:
         return None
-    sch = s_tir.Schedule(with_simple_indices(func))
     form = recognise(sch)
     if form is None:
         return None

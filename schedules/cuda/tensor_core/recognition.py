@@ -27,10 +27,9 @@ def products(func: tirx.PrimFunc, *, symmetric: bool = False) -> Products | None
     symmetric : bool
         Whether copies may belong to row operands too, and inner sums to column operands.
     """
-    func = with_narrow_indices(func)
-    if func is None:
+    sch = simple_schedule(func)
+    if sch is None:
         return None
-    sch = s_tir.Schedule(with_simple_indices(func))
     form = recognise(sch, nested=True)
     if form is None:
         return None
@@ -65,6 +64,12 @@ def _read(sch: s_tir.Schedule, form: Contraction, symmetric: bool) -> Products |
     return Products(
         tuple(sch.mod["main"].params), batch, rows, columns, anchors, tuple(stores), inner
     )
+
+
+def simple_schedule(func: tirx.PrimFunc) -> s_tir.Schedule | None:
+    """A schedule of a function with 32-bit, simplified indices; None where 32 bits do not reach."""
+    narrow = with_narrow_indices(func)
+    return None if narrow is None else s_tir.Schedule(with_simple_indices(narrow))
 
 
 def with_narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc | None:

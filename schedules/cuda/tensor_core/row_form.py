@@ -13,13 +13,13 @@ import tvm_ffi
 
 from ....compat import ir, s_tir, tirx
 from ...analysis import Block, Structure, axis_classes, buffer_key, nodes_of, structure
-from ...steps import inline_injective, isolate_outputs, with_simple_indices
+from ...steps import inline_injective, isolate_outputs
 from ..contraction_form import Contraction
 from ..fast_math import NARROW, dtype_of, function_of
 from ..row_form import Stage, stages_of_block
 from .affine import substitute, uses
 from .form import Anchor, Iterator, Products
-from .recognition import anchors_of, flat_stores, with_narrow_indices
+from .recognition import anchors_of, flat_stores, simple_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +59,9 @@ def row_products(func: tirx.PrimFunc) -> RowProducts | None:
     func : tirx.PrimFunc
         Unscheduled function in block form.
     """
-    func = with_narrow_indices(func)
-    if func is None:
+    sch = simple_schedule(func)
+    if sch is None:
         return None
-    sch = s_tir.Schedule(with_simple_indices(func))
     info = structure(sch)
     if info is None or not (info.is_static and info.is_regular) or len(info.reductions) < 2:
         return None
