@@ -22,8 +22,10 @@ from .decisions import Decision, Point
 _LOG = logging.getLogger(__name__)
 _TEMPLATES: dict[str, ScheduleTemplate] = {}
 
-#: What was scheduled inside `remembering`, by hash and target: the function with its result or error.
-_Known = dict[tuple[int, str], list[tuple[tirx.PrimFunc, "tuple[tirx.PrimFunc, str] | str"]]]
+#: What was scheduled inside `remembering`, by hash, target and what was decided: the function with its result or error.
+_Known = dict[
+    tuple[int, str, object], list[tuple[tirx.PrimFunc, "tuple[tirx.PrimFunc, str] | str"]]
+]
 _KNOWN: contextvars.ContextVar[_Known | None] = contextvars.ContextVar("known", default=None)
 
 
@@ -141,15 +143,27 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     LoweringError
         If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
     """
-    known = _KNOWN.get()
-    if known is None or decisions.is_deciding():
+    if decisions.is_deciding():
         return _schedule(func, target)
-    twins = known.setdefault((structural_hash(func), str(target)), [])
+    return _remembered(func, target, None, lambda: _schedule(func, target))
+
+
+def _remembered(
+    func: tirx.PrimFunc,
+    target: Target,
+    decided: object,
+    make: Callable[[], tuple[tirx.PrimFunc, str]],
+) -> tuple[tirx.PrimFunc, str]:
+    """What ``make`` returns or raises for a function; inside `remembering` it runs once."""
+    known = _KNOWN.get()
+    if known is None:
+        return make()
+    twins = known.setdefault((structural_hash(func), str(target), decided), [])
     found = next((result for twin, result in twins if structural_equal(twin, func)), None)
     is_new = found is None
     if is_new:
         try:
-            found = _schedule(func, target)
+            found = make()
         except LoweringError as error:
             found = str(error)
         twins.append((func, found))
@@ -184,11 +198,16 @@ def schedule_with(
     chosen = next((t for t in templates(target) if t.name == template), None)
     if chosen is None:
         raise LoweringError(f"{target.kind.name} has no schedule template {template!r}")
-    with decisions.deciding(decision):
-        result = _apply(chosen, func, _with_legal_names(func), target)
-    if result is None:
-        raise LoweringError(f"template {template} does not take this function as decided")
-    return result
+
+    def make() -> tuple[tirx.PrimFunc, str]:
+        with decisions.deciding(decision):
+            result = _apply(chosen, func, _with_legal_names(func), target)
+        if result is None:
+            raise LoweringError(f"template {template} does not take this function as decided")
+        return result, template
+
+    # Records are tried before a plan trusts their times, and the same kernel is made again when the model is built.
+    return _remembered(func, target, (template, decision), make)[0]
 
 
 def spaces(func: tirx.PrimFunc, target: Target, most: int = 2) -> list[Space]:

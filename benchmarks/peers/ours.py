@@ -167,6 +167,8 @@ class Ours(Peer):
             "plan_flops": totals[f"flops_{after}"],
             "predicted_us": totals[f"predicted_us_{after}"],
             "kernels": model.cuda_kernels(),
+            # Contenders of the same code differ by what processes differ in, and by nothing else.
+            "code": hashlib.sha256("\n".join(model.cuda_sources()).encode()).hexdigest()[:16],
             "groups": [
                 {"strategy": g.strategy, "form": dict(g.options).get("form"), "template": g.template,
                  "operators": list(g.operators)}

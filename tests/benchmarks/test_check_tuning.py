@@ -53,6 +53,25 @@ def test_noise_is_no_miss() -> None:
     assert failures(row("cbr1", untuned_us=9.9), row("dwpw")) == []
 
 
+def test_the_same_code_is_not_slower() -> None:
+    same = {"about": {c: {"code": "a"} for c in ("ours", "ours_tuned")}}
+    other = {"about": {"ours": {"code": "a"}, "ours_tuned": {"code": "b"}}}
+    assert failures(row("cbr1", untuned_us=9.5, **same), row("dwpw")) == []
+    assert len(failures(row("cbr1", untuned_us=9.5, **other), row("dwpw"))) == 1
+
+
+def test_times_of_the_same_code_say_how_far_processes_are_apart() -> None:
+    def alike(us: float) -> dict[str, Any]:
+        codes = {"ours": "a", "ours_tuned": "b", "ours_tuned_deepest": "b"}
+        about = {c: {"code": code} for c, code in codes.items()}
+        return {"about": about, "extra": {"ours_tuned_deepest": us}, "untuned_us": 9.7}
+
+    rows = [row("cbr1", **alike(10.5)), row("cbr3", **alike(10.4)), row("dwpw", **alike(30.0))]
+    assert check_tuning.noise_between_processes(rows) == pytest.approx(0.1 / 2.1, rel=0.01)
+    assert check_tuning.noise_between_processes([row("cbr1")]) == 0
+    assert failures(*rows) == []
+
+
 def test_the_depth_must_pay_in_geometric_mean() -> None:
     same = row("cbr1", extra={"ours_tuned_deepest": 9.0}, peers={"tvm_tuned": 9.5})
     assert failures(same) == [

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tvm_fusion import api
 from tvm_fusion.cli import main
 from tvm_fusion.planner import Plan
 from tvm_fusion.report import render_plan
@@ -198,6 +199,22 @@ def test_compile_says_what_was_saved(model, tmp_path, capsys) -> None:
     assert main(["compile", model, "-o", str(tmp_path / "a.so")]) == 0
     assert "kernel launches unfused" in capsys.readouterr().out
     assert (tmp_path / "a.so").is_file()
+
+
+@pytest.mark.parametrize("option", [[], ["--no-records"]])
+def test_compile_leaves_out_what_comes_with_the_package(
+    option, model, tmp_path, monkeypatch
+) -> None:
+    asked = []
+    real = api.tuned_records
+
+    def records(*args, **options):
+        asked.append(options["shipped"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(api, "tuned_records", records)
+    assert main(["compile", model, "-o", str(tmp_path / "a.so"), *option]) == 0
+    assert asked == [not option]
 
 
 def test_compile_follows_a_plan(model, tmp_path, capsys) -> None:

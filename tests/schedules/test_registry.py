@@ -20,6 +20,7 @@ from tvm_fusion.schedules import (
     templates,
 )
 
+from tvm_fusion.compat import structural_equal
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.targets import parse_target
 
@@ -116,6 +117,28 @@ def test_equal_functions_are_scheduled_once_inside_remembering(cuda, unchanged):
         assert counts.asked == 3
     schedule(func, target)
     assert counts.asked == 4
+
+
+def test_what_was_decided_is_remembered_by_its_decision(cuda, unchanged):
+    counts = register(Counts(), before="elementwise")
+    target = parse_target("cuda:sm_90")
+    func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (64, 256))
+    ((_, points),) = [(s.template, s.points) for s in registry.spaces(func, target, 1)]
+    decisions = [point.options[i] for point in points for i in (0, -1)]
+    assert decisions[0] != decisions[1]
+    with remembering():
+        first = registry.schedule_with(func, target, "elementwise", decisions[0])
+        again = registry.schedule_with(func, target, "elementwise", decisions[0])
+        other = registry.schedule_with(func, target, "elementwise", decisions[1])
+        tvm.ir.assert_structural_equal(first, again)
+        assert not structural_equal(first, other)
+        with registry.deciding_by(lambda *_: ("elementwise", decisions[1])):
+            tvm.ir.assert_structural_equal(schedule(func, target)[0], other)
+        with pytest.raises(LoweringError, match="does not take"):
+            registry.schedule_with(func, target, counts.name)
+        for _ in range(2):
+            with pytest.raises(LoweringError, match="no choice"):
+                registry.schedule_with(func, target, "elementwise", (("nothing", 1),))
 
 
 def test_a_refusal_is_remembered_too(cuda, unchanged):

@@ -23,6 +23,12 @@ def compile_model(
         bool,
         typer.Option("--no-verify", help="Do not compare the groups with the unfused operators."),
     ] = False,
+    no_records: Annotated[
+        bool,
+        typer.Option(
+            "--no-records", help="Leave out the tuned kernels that come with the package."
+        ),
+    ] = False,
 ) -> None:
     """Compile a model, every group one kernel, into a library that runs with plain TVM.
 
@@ -48,6 +54,7 @@ def compile_model(
             strict=strict,
             verify=not no_verify,
             work_dir=work_dir,
+            records=not no_records,
             name=options.name,
             progress=progress,
         )
