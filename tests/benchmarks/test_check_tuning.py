@@ -56,8 +56,9 @@ def test_noise_is_no_miss() -> None:
 def test_the_same_code_is_not_slower() -> None:
     same = {"about": {c: {"code": "a"} for c in ("ours", "ours_tuned")}}
     other = {"about": {"ours": {"code": "a"}, "ours_tuned": {"code": "b"}}}
-    assert failures(row("cbr1", untuned_us=9.5, **same), row("dwpw")) == []
-    assert len(failures(row("cbr1", untuned_us=9.5, **other), row("dwpw"))) == 1
+    faster = row("dwpw", untuned_us=12.0)
+    assert failures(row("cbr1", untuned_us=9.5, **same), faster) == []
+    assert len(failures(row("cbr1", untuned_us=9.5, **other), faster)) == 1
 
 
 def test_times_of_the_same_code_say_how_far_processes_are_apart() -> None:
@@ -69,7 +70,7 @@ def test_times_of_the_same_code_say_how_far_processes_are_apart() -> None:
     rows = [row("cbr1", **alike(10.5)), row("cbr3", **alike(10.4)), row("dwpw", **alike(30.0))]
     assert check_tuning.noise_between_processes(rows) == pytest.approx(0.1 / 2.1, rel=0.01)
     assert check_tuning.noise_between_processes([row("cbr1")]) == 0
-    assert failures(*rows) == []
+    assert not any("us tuned" in text for text in failures(*rows))
 
 
 def test_the_depth_must_pay_in_geometric_mean() -> None:
