@@ -17,6 +17,9 @@ from ._native import Dataflow, Reachability
 #: Patterns that can be computed where their operand is: in registers, element by element.
 POINTWISE = ("elementwise", "broadcast")
 
+#: Operators that read the places of their first operand that the second one names.
+LOOKUPS = ("take", "gather_elements", "gather_nd")
+
 #: Attribute of a slice of known place: axes, begins, ends and, if there are any, steps.
 SLICE = "slice"
 
@@ -227,9 +230,10 @@ class DataflowGraph:
         """Operators and tensors as numbers (native): operators by position, tensors by ``tensor_index``."""
         shapes: dict[tuple[int | None, ...], int] = {}
         results = set(self.outputs)
+        moved = self.read_bytes
         tensors = [
             (
-                t.nbytes,
+                moved.get(name, t.nbytes),
                 t.size,
                 shapes.setdefault(t.shape, len(shapes)),
                 name in results,
@@ -248,6 +252,20 @@ class DataflowGraph:
             for o in self.operators
         ]
         return Dataflow(self.reachability, tensors, operators)
+
+    @functools.cached_property
+    def read_bytes(self) -> Mapping[str, int]:
+        """Bytes that a kernel reads of each table that is only looked up: as many as the largest result has."""
+        out = {}
+        for name, readers in self.consumers.items():
+            if (
+                readers
+                and name not in self.producer
+                and all(o.op in LOOKUPS and o.inputs[0] == name for o in readers)
+            ):
+                largest = max(self.tensors[t].nbytes for o in readers for t in o.outputs)
+                out[name] = min(self.tensors[name].nbytes, largest)
+        return out
 
     @functools.cached_property
     def tensor_index(self) -> Mapping[str, int]:
@@ -320,11 +338,9 @@ class DataflowGraph:
     def traffic(self, names: Iterable[str]) -> tuple[int, int]:
         """Bytes read and written by one kernel that computes a set of operators."""
         if isinstance(names, tuple) and len(names) == 1:
-            read, written = (
-                sum(self.tensors[t].nbytes for t in tensors)
-                for tensors in (self.external_inputs(names), self.external_outputs(names))
-            )
-            return read, written
+            read, written = self.external_inputs(names), self.external_outputs(names)
+            moved = (self.read_bytes.get(t, self.tensors[t].nbytes) for t in read)
+            return sum(moved), sum(self.tensors[t].nbytes for t in written)
         return self.core.traffic([[self.index[name] for name in names]])[0]
 
     def depth(self, names: Iterable[str]) -> int:

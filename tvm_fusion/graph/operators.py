@@ -31,7 +31,8 @@ _BY_PATTERN: Mapping[str, str] = {
     "clip astype floor ceil round trunc sign sin cos tan asin acos atan sinh cosh relu6 softplus "
     "logical_not bitwise_not isnan isinf isfinite hardswish hardsigmoid selu elu",
     "broadcast": "add subtract multiply divide power maximum minimum floor_divide mod floor_mod equal not_equal "
-    "less less_equal greater greater_equal logical_and logical_or logical_xor where prelu",
+    "less less_equal greater greater_equal logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+    "where prelu",
     "injective": "permute_dims concat split strided_slice broadcast_to tile repeat flip take pad stack resize2d "
     "gather_elements full zeros ones full_like zeros_like ones_like",
     "view": "reshape expand_dims squeeze flatten",

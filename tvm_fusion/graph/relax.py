@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compat import Constant, relax, tirx, tvm
 from ..errors import InvalidModelError
-from .dataflow import SLICE, DataflowGraph, Operator, Tensor
+from .dataflow import LOOKUPS, SLICE, DataflowGraph, Operator, Tensor
 from .operators import flops_of, pattern_of
 
 
@@ -142,7 +142,7 @@ class _Builder:
                 attrs,
                 pattern,
                 flops,
-                sum(t.nbytes for t in reads) if work else 0,
+                _read_bytes(op, reads, writes) if work else 0,
                 sum(t.nbytes for t in writes) if work else 0,
             )
         )
@@ -181,6 +181,14 @@ class _Builder:
             dims = tuple(_extent(dim) for dim in shape)
         self.tensors[name] = Tensor(name, dims, str(ty.dtype), layout, is_constant)
         return name
+
+
+def _read_bytes(op: str, reads: list[Tensor], writes: list[Tensor]) -> int:
+    """Bytes that an operator reads: of a table no more than it looks up."""
+    if op not in LOOKUPS:
+        return sum(t.nbytes for t in reads)
+    table, *rest = reads
+    return min(table.nbytes, writes[0].nbytes) + sum(t.nbytes for t in rest)
 
 
 def op_name(call: relax.Call) -> str:

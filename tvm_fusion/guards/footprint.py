@@ -123,7 +123,7 @@ def _pulled_over_broadcast(
             continue  # behind an anchor or a reduction values are computed from staged operands
         readers = (served.get(c.name, 0) for c in graph.successors(operator))
         served[name] = max([made[name] if pointwise else 0, *readers])
-        if pointwise and served[name] > made[name]:
+        if pointwise and operator.flops and served[name] > made[name]:  # a cast is no work
             times = served[name] / max(made[name], 1)
             executed += int(operator.flops * (times - 1))
             if times >= factor:  # the first of a chain names it

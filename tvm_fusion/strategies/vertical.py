@@ -9,6 +9,7 @@ from ..graph.dataflow import DataflowGraph, Operator
 from ..graph.expression import build_seconds
 from .attention import attention_proposals
 from .base import Proposal, Strategy, depth_of
+from .cones import pointwise_cones, row_cones
 from .growth import POINTWISE, grow_epilogue, grow_prologue
 
 #: Patterns that decide a kernel's loops.
@@ -26,7 +27,8 @@ class Vertical(Strategy):
     an earlier anchor's epilogue can hold is left to it: there it is computed once, in a prologue
     once for every tile that reads it. Two anchors share a kernel where the first one's tile fits on
     chip (``back_to_back``), and a matrix product shares one with the row operator that reads it
-    (``anchor_row``). Two products around a softmax share one with it (``attention``).
+    (``anchor_row``). Two products around a softmax share one with it (``attention``). Slices, lookups
+    and concatenations share the kernel of the result that alone needs them (``cones.py``).
     """
 
     name = "vertical"
@@ -47,6 +49,10 @@ class Vertical(Strategy):
         yield from self._chains(graph, config, set())
         if covered:
             yield from self._chains(graph, config, covered)
+        for anchor in anchors:
+            if is_over_last_axis(graph, anchor):
+                yield from row_cones(graph, config, anchor, epilogues[anchor.name])
+        yield from pointwise_cones(graph, config)
 
     def _around(
         self,

@@ -18,10 +18,13 @@ from .fold_padding import FoldPadding
 from .fold_scale_into_weights import FoldScaleIntoWeights
 from .huge_tensors import refuse_huge_tensors
 from .merge_scale_shifts import MergeScaleShifts
+from .move_reshapes import MoveReshapes
+from .recognize_norms import RecognizeNorms
 from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
 from .rewrite import bindings_of, sharing_scans
 from .simplify_bias import SimplifyBias
+from .split_products import SplitProducts
 from .unstack_reductions import UnstackReductions
 from .widen_sums import WidenSums
 
@@ -38,9 +41,12 @@ __all__ = [
     "FoldPadding",
     "FoldScaleIntoWeights",
     "MergeScaleShifts",
+    "MoveReshapes",
+    "RecognizeNorms",
     "RemoveNoOps",
     "ReplaceReshapes",
     "SimplifyBias",
+    "SplitProducts",
     "UnstackReductions",
     "WidenSums",
     "canonicalize",
@@ -60,6 +66,9 @@ CANONICAL_PASSES: tuple[type, ...] = (
     ExpandPowers,  # after CompactConstants: it looks for one number
     DecomposeBatchNorm,  # needs constant statistics
     RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
+    RecognizeNorms,  # after ExpandPowers: it looks for squares
+    MoveReshapes,  # after RemoveNoOps: a dropout would stop a reshape on its way
+    SplitProducts,  # after MoveReshapes, which brings the split and its product together
     FoldPadding,  # any time after RemoveNoOps, which drops paddings by nothing
     MergeScaleShifts,  # one multiplication and one addition per chain, so that the next pass sees the whole scale
     FoldScaleIntoWeights,  # leaves convolution + addition where batch norm was

@@ -217,6 +217,17 @@ def _take(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
     return [np.take(table, index, axis=axis)]
 
 
+def _gather_elements(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    table, index = operands
+    axis = int(call.attrs.axis) % table.ndim
+    rest = [n for i, n in enumerate(table.shape) if i != axis]
+    if [n for i, n in enumerate(index.shape) if i != axis] != rest:
+        return None
+    if index.size and (index.min() < 0 or index.max() >= table.shape[axis]):
+        return None
+    return [np.take_along_axis(table, index, axis=axis)]
+
+
 def _integer(expr: ir.Expr) -> int | None:
     value = getattr(expr, "value", expr)
     return int(value) if isinstance(value, int | tirx.IntImm) else None
@@ -237,4 +248,5 @@ _RULES: dict[str, Callable[[ir.Call, list[np.ndarray]], list[np.ndarray] | None]
     "strided_slice": _slice,
     "where": _where,
     "take": _take,
+    "gather_elements": _gather_elements,
 }

@@ -1,0 +1,117 @@
+"""Vertical groups that move elements, too: a result with all that only it needs, slices, lookups and concatenations.
+
+Chains grow from their first operator along results of one shape. What a rotary embedding does (two slices, one of them
+negated, concatenated, scaled and added: Su et al., *RoFormer*, 2021), or an embedding before its layer norm, has many
+shapes, and is found from its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..config import FusionConfig
+from ..graph.dataflow import LOOKUPS, DataflowGraph, Operator
+from .base import Proposal, depth_of
+from .growth import POINTWISE
+
+
+def pointwise_cones(graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
+    """Each pointwise operator or concatenation with the operators that only it needs, if one of them moves elements."""
+    for operator in graph.operators:
+        if operator.pattern in POINTWISE or operator.op == "concat":
+            names = _cone(graph, operator, config, _is_cheap)
+            if _is_new(graph, names):
+                yield Proposal("vertical", names, (), (names,), depth_of(graph, names))
+
+
+def row_cones(
+    graph: DataflowGraph, config: FusionConfig, row: Operator, after: list[tuple[str, ...]]
+) -> Iterator[Proposal]:
+    """A row operator with the lookups, and what is computed of them, that only it needs.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        The graph.
+    config : FusionConfig
+        Limits.
+    row : Operator
+        A row operator or reduction over the last axis.
+    after : list of tuple of str
+        The sets that it makes with its epilogue, smallest first.
+    """
+    before = _cone(graph, row, config, _keeps_rows)
+    if not _is_new(graph, before):
+        return
+    for epilogue in after:
+        names = graph.sort((*before, *epilogue))
+        if len(names) <= config.max_operators:
+            yield Proposal("vertical", names, (row.name,), (names,), depth_of(graph, names))
+
+
+def _is_new(graph: DataflowGraph, names: tuple[str, ...]) -> bool:
+    """Whether a set has work before its last operator that chains cannot have."""
+    inside = [graph.by_name[name] for name in names[:-1]]
+    return any(o.pattern == "injective" for o in inside)
+
+
+def _is_cheap(graph: DataflowGraph, operator: Operator) -> bool:
+    return operator.pattern in (*POINTWISE, "injective", "view")
+
+
+def _keeps_rows(graph: DataflowGraph, operator: Operator) -> bool:
+    """Whether elements that are neighbours along the last axis come from neighbours."""
+    if operator.op == "take":
+        ranks = [len(graph.tensors[name].shape) for name in operator.inputs]
+        return len(ranks) == 2 and operator.attrs.get("axis") == 0 and ranks[0] >= 2
+    return operator.pattern in POINTWISE
+
+
+def _cone(graph: DataflowGraph, root: Operator, config: FusionConfig, allowed) -> tuple[str, ...]:
+    """The root and, from the last to the first, its producers whose results nothing outside reads.
+
+    A producer that makes a smaller result than its reader (it is broadcast) is left out unless it only casts, and so
+    are views that nothing stands before.
+    """
+    inside = {root.name: root}
+    waiting = set(_producers(graph, root))
+    while waiting and len(inside) < config.max_operators:
+        name = max(waiting, key=graph.index.__getitem__)
+        waiting.discard(name)
+        operator = graph.by_name[name]
+        if len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
+            continue
+        readers = graph.consumers[operator.outputs[0]]
+        if not allowed(graph, operator) or any(r.name not in inside for r in readers):
+            continue
+        if (
+            operator.pattern in POINTWISE
+            and operator.flops
+            and _is_broadcast(graph, operator, readers)
+        ):
+            continue
+        inside[name] = operator
+        waiting.update(p for p in _producers(graph, operator) if p not in inside)
+    return _without_first_views(graph, graph.sort(inside))
+
+
+def _producers(graph: DataflowGraph, operator: Operator) -> Iterator[str]:
+    return (p.name for p in graph.predecessors(operator))
+
+
+def _is_broadcast(graph: DataflowGraph, operator: Operator, readers: tuple[Operator, ...]) -> bool:
+    """Whether a reader that computes each of its elements from one of this operator's has more of them."""
+    size = graph.tensors[operator.outputs[0]].size
+    return any(
+        (r.pattern == "broadcast" or r.op in LOOKUPS) and graph.tensors[r.outputs[0]].size > size
+        for r in readers
+    )
+
+
+def _without_first_views(graph: DataflowGraph, names: tuple[str, ...]) -> tuple[str, ...]:
+    kept: list[str] = []
+    for name in names:
+        operator = graph.by_name[name]
+        if operator.pattern != "view" or any(p in kept for p in _producers(graph, operator)):
+            kept.append(name)
+    return tuple(kept)
