@@ -83,3 +83,27 @@ def test_a_symbolic_extent_is_none():
 def test_a_module_without_main_is_refused():
     with pytest.raises(InvalidModelError, match="no Relax function 'main'"):
         from_relax(tvm.IRModule())
+
+
+@pytest.mark.parametrize(("rows", "read"), [(1000, 12), (2, 2)])
+def test_a_table_is_read_where_it_is_looked_up(rows, read):
+    """Twelve rows of a vocabulary, not the vocabulary; of two rows no more than there are."""
+    b = ModuleBuilder()
+    ids = b.op("ids", relax.op.astype(b.input("x", (3, 4)), "int32"))
+    found = b.op("take", relax.op.take(b.const(rows, 64), ids, axis=0))
+    graph = from_relax(b.finish(found)).graph
+    take = graph.by_name["take"]
+    assert take.bytes_read == (read * 64 + 12) * 4
+    assert graph.traffic(("take",)) == (take.bytes_read, 12 * 64 * 4)
+    assert graph.traffic(("ids", "take")) == (take.bytes_read, 12 * 64 * 4)
+
+
+def test_a_table_that_is_multiplied_too_is_read_whole():
+    b = ModuleBuilder()
+    table = b.const(50, 8)
+    ids = b.op("ids", relax.op.astype(b.input("x", (3,)), "int32"))
+    found = b.op("take", relax.op.take(table, ids, axis=0))
+    other = b.op("sum", relax.op.matmul(b.input("y", (4, 50)), table))
+    graph = from_relax(b.finish(found, other)).graph
+    assert graph.traffic(("sum",))[0] == (4 * 50 + 50 * 8) * 4
+    assert not graph.read_bytes

@@ -117,3 +117,14 @@ def test_a_stride_reads_less_overlap():
 def test_the_block_of_a_mobile_network_is_within_the_limit():
     _, found = back_to_back(inverted_residual())
     assert found.accepted
+
+
+def test_a_cast_over_a_broadcast_repeats_no_work():
+    """Nothing is computed again where numbers only change their type."""
+    b = ModuleBuilder("float16")
+    x, big = b.input("x", (64, 1)), b.input("big", (64, 4096))
+    wide = b.op("wide", relax.op.astype(x, "float32"))
+    sum_ = b.add("sum", b.op("other", relax.op.astype(big, "float32")), wide)
+    names = ("wide", "other", "sum")
+    proposal = Proposal("vertical", names, (), (names,), 2)
+    assert footprint(graph_of(b.finish(sum_)), proposal, DEVICE).recompute == 1.0

@@ -89,7 +89,7 @@ class CudaChecks:
     def function(
         build: Callable,
         *shapes: tuple[int, ...],
-        dtype: str = "float32",
+        dtype: str | tuple[str, ...] = "float32",
         group: bool = True,
         with_builder: bool = False,
     ):
@@ -105,10 +105,16 @@ class CudaChecks:
 
     @staticmethod
     def inputs(func, outputs: int = 1, seed: int = 0) -> list[np.ndarray]:
-        """Random arrays for the inputs of a function."""
+        """Random arrays for the inputs of a function; integers from 0 to 15."""
         rng = np.random.default_rng(seed)
+
+        def values(shape: list[int], dtype: str) -> np.ndarray:
+            whole = dtype.startswith("int")
+            found = rng.integers(0, 16, shape) if whole else rng.standard_normal(shape)
+            return found.astype(dtype)
+
         return [
-            rng.standard_normal([int(n) for n in param.ty.shape]).astype(str(param.ty.dtype))
+            values([int(n) for n in param.ty.shape], str(param.ty.dtype))
             for param in list(func.params)[:-outputs]
         ]
 

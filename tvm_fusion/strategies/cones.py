@@ -7,10 +7,10 @@ shapes, and is found from its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..config import FusionConfig
-from ..graph.dataflow import LOOKUPS, DataflowGraph, Operator
+from ..graph.dataflow import DataflowGraph, Operator
 from .base import Proposal, depth_of
 from .growth import POINTWISE
 
@@ -67,51 +67,42 @@ def _keeps_rows(graph: DataflowGraph, operator: Operator) -> bool:
     return operator.pattern in POINTWISE
 
 
-def _cone(graph: DataflowGraph, root: Operator, config: FusionConfig, allowed) -> tuple[str, ...]:
+def _cone(
+    graph: DataflowGraph,
+    root: Operator,
+    config: FusionConfig,
+    allowed: Callable[[DataflowGraph, Operator], bool],
+) -> tuple[str, ...]:
     """The root and, from the last to the first, its producers whose results nothing outside reads.
 
-    A producer that makes a smaller result than its reader (it is broadcast) is left out unless it only casts, and so
-    are views that nothing stands before.
+    Left out are producers that would be computed too often, for all the elements that read one of
+    theirs (they are broadcast, or stand before a lookup), and views that nothing stands before.
     """
-    inside = {root.name: root}
-    waiting = set(_producers(graph, root))
-    while waiting and len(inside) < config.max_operators:
+    served = {root.name: graph.tensors[root.outputs[0]].size}  # elements that need each result
+    waiting = {p.name for p in graph.predecessors(root)}
+    while waiting and len(served) < config.max_operators:
         name = max(waiting, key=graph.index.__getitem__)
         waiting.discard(name)
         operator = graph.by_name[name]
         if len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
             continue
-        readers = graph.consumers[operator.outputs[0]]
-        if not allowed(graph, operator) or any(r.name not in inside for r in readers):
+        readers = [reader.name for reader in graph.consumers[operator.outputs[0]]]
+        if not allowed(graph, operator) or any(reader not in served for reader in readers):
             continue
-        if (
-            operator.pattern in POINTWISE
-            and operator.flops
-            and _is_broadcast(graph, operator, readers)
-        ):
+        size = graph.tensors[operator.outputs[0]].size
+        needed = max(size, *(served[reader] for reader in readers))
+        computes = operator.pattern in POINTWISE and operator.flops > 0
+        if computes and needed > size * config.max_recompute:
             continue
-        inside[name] = operator
-        waiting.update(p for p in _producers(graph, operator) if p not in inside)
-    return _without_first_views(graph, graph.sort(inside))
-
-
-def _producers(graph: DataflowGraph, operator: Operator) -> Iterator[str]:
-    return (p.name for p in graph.predecessors(operator))
-
-
-def _is_broadcast(graph: DataflowGraph, operator: Operator, readers: tuple[Operator, ...]) -> bool:
-    """Whether a reader that computes each of its elements from one of this operator's has more of them."""
-    size = graph.tensors[operator.outputs[0]].size
-    return any(
-        (r.pattern == "broadcast" or r.op in LOOKUPS) and graph.tensors[r.outputs[0]].size > size
-        for r in readers
-    )
+        served[name] = needed
+        waiting.update(p.name for p in graph.predecessors(operator) if p.name not in served)
+    return _without_first_views(graph, graph.sort(served))
 
 
 def _without_first_views(graph: DataflowGraph, names: tuple[str, ...]) -> tuple[str, ...]:
     kept: list[str] = []
     for name in names:
         operator = graph.by_name[name]
-        if operator.pattern != "view" or any(p in kept for p in _producers(graph, operator)):
+        if operator.pattern != "view" or any(p.name in kept for p in graph.predecessors(operator)):
             kept.append(name)
     return tuple(kept)

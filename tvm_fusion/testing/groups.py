@@ -14,25 +14,27 @@ from ..transform.legalize_horizontal import merged_conv2d, select_branch
 Make = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
 
 
-def group_module(shapes: Sequence[Sequence[int]], dtype: str, make: Make) -> tvm.IRModule:
+def group_module(
+    shapes: Sequence[Sequence[int]], dtype: str | Sequence[str], make: Make
+) -> tvm.IRModule:
     """Return a module whose ``main`` calls one group, lowered as LowerGroups does.
 
     Parameters
     ----------
     shapes : sequence of shapes
         The group's inputs.
-    dtype : str
-        Type of every input.
+    dtype : str or sequence of str
+        Type of every input, or of each.
     make : callable
         ``make(builder, *inputs)`` emits the group's operators and returns its result, or a list of
         results.
     """
     builder = BlockBuilder()
+    dtypes = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
 
     def variables() -> list[relax.Var]:
-        return [
-            relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)
-        ]
+        types = (relax.TensorType(s, d) for s, d in zip(shapes, dtypes, strict=True))
+        return [relax.Var(f"x{i}", ty) for i, ty in enumerate(types)]
 
     inputs = variables()
     with builder.function("group", inputs, attrs={"Primitive": 1}, private=True):
