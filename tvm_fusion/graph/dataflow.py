@@ -23,6 +23,9 @@ LOOKUPS = ("take", "gather_elements", "gather_nd")
 #: Attribute of a slice of known place: axes, begins, ends and, if there are any, steps.
 SLICE = "slice"
 
+#: Attribute of an addition or selection by a constant causal mask: how much further than its own position a row sees.
+CAUSAL = "causal"
+
 #: Bytes of one element.
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..compat import Constant, relax, tirx, tvm
 from ..errors import InvalidModelError
-from .dataflow import LOOKUPS, SLICE, DataflowGraph, Operator, Tensor
+from .causal import causal_mask
+from .dataflow import CAUSAL, LOOKUPS, SLICE, DataflowGraph, Operator, Tensor
 from .operators import flops_of, pattern_of
 
 
@@ -215,6 +216,9 @@ def plain_attrs(call: relax.Call) -> dict[str, Any]:
         numbers = [_integers(arg) for arg in call.args[1:]]
         if None not in numbers:
             out[SLICE] = tuple(numbers)
+    mask = causal_mask(call)
+    if mask is not None:
+        out[CAUSAL] = mask.shift
     return out
 
 

@@ -41,10 +41,9 @@ class AttentionTemplate(Guard):
             )  # fmt: skip
         if device.kind != "cuda":
             return ACCEPTED
-        dtype = graph.tensors[graph.by_name[group.mixed].outputs[0]].dtype
-        if dtype not in _NARROW:
-            detail = f"attention around {group.softmax} is in {dtype}; its kernels multiply float16 and bfloat16"
-            return Verdict("unsupported", self.reason, {"dtype": dtype}, detail)
+        if group.dtype not in _NARROW:
+            detail = f"attention around {group.softmax} is in {group.dtype}; its kernels multiply float16 and bfloat16"
+            return Verdict("unsupported", self.reason, {"dtype": group.dtype}, detail)
         if capability(device.arch) < _LEAST_CAPABILITY:
             detail = f"attention around {group.softmax} needs sm_{_LEAST_CAPABILITY} or later"
             return Verdict("unsupported", self.reason, {"arch": device.arch}, detail)
@@ -60,8 +59,9 @@ class AttentionTemplate(Guard):
 def problem_of(group: AttentionGroup) -> AttentionProblem:
     """Describe a group to the search for a tile."""
     return AttentionProblem(
-        group.heads, group.rows, group.keys, group.width, group.value_width, False, group.is_scored
-    )
+        group.heads, group.rows, group.keys, group.width, group.value_width,
+        group.shift is not None, group.is_scored, group.shift or 0,
+    )  # fmt: skip
 
 
 def attention_footprint(

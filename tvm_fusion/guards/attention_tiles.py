@@ -62,9 +62,11 @@ class AttentionProblem:
     width, value_width : int
         Places of a query and of a value.
     causal : bool
-        Whether about half of the keys are hidden.
+        Whether keys behind a row's position are hidden.
     scored : bool
         Whether the score is more than a scaled sum.
+    shift : int
+        How much further than its own position a row sees under a causal mask.
     """
 
     heads: int
@@ -74,6 +76,7 @@ class AttentionProblem:
     value_width: int
     causal: bool = False
     scored: bool = False
+    shift: int = 0
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -222,8 +225,7 @@ def predict_attention(problem: AttentionProblem, device: DeviceSpec, tile: Atten
     """Predicted time of one tile in microseconds, launch included."""
     query, value = problem.padded
     warps = tile.threads // 32
-    steps = -(-problem.keys // tile.keys)
-    steps = (steps + 1) / 2 if problem.causal and steps > 1 else steps
+    steps = _steps(problem, tile)
     scores = tile.rows * tile.keys
     work = scores * (query + value)
     each = _EACH + (_EACH_SCORE if problem.scored else 0.0)
@@ -255,6 +257,16 @@ def predict_attention(problem: AttentionProblem, device: DeviceSpec, tile: Atten
     end = waves * (300.0 + (900.0 if tile.warp_keys > 1 else 0.0))
     cycles = (busy**_OVERLAP + chain**_OVERLAP) ** (1 / _OVERLAP) + end
     return (RATES.start + 2 * RATES.latency + cycles) / RATES.clock
+
+
+def _steps(problem: AttentionProblem, tile: AttentionTile) -> float:
+    """Tiles of keys that a block walks over, on average."""
+    count = -(-problem.keys // tile.keys)
+    if not problem.causal:
+        return count
+    last = np.minimum(np.arange(tile.rows, problem.rows + tile.rows, tile.rows), problem.rows) - 1
+    seen = -(-(last + problem.shift + 1) // tile.keys)
+    return float(np.clip(seen, 1, count).mean())
 
 
 def _resident(problem: AttentionProblem, device: DeviceSpec, tile: AttentionTile) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..config import FusionConfig
-from ..graph.dataflow import DTYPE_BYTES, POINTWISE, SLICE, DataflowGraph, Operator
+from ..graph.dataflow import CAUSAL, POINTWISE, DataflowGraph, Operator
+from .attention_operands import NARROW, Operands, Stopped, is_scaling
 from .base import Proposal, depth_of
 from .strided import StridedView
 
@@ -28,21 +29,6 @@ _MASKED_ROWS = (
     "zeros_like",
     "isinf",
 )
-
-#: Operators of an operand that a kernel reads through.
-_VIEWS = (
-    "permute_dims",
-    "broadcast_to",
-    "strided_slice",
-    "reshape",
-    "expand_dims",
-    "squeeze",
-    "flatten",
-)
-
-
-#: A product, and which of its operands.
-Place = tuple[Operator, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +48,11 @@ class AttentionGroup:
     heads, rows, keys, width, value_width : int
         Elements of the batch, queries and keys of each, places of a query and of a value.
     is_scored : bool
-        Whether anything but constant factors stands between the first product and the softmax.
+        Whether anything but constant factors and a causal mask stands between the first product and the softmax.
+    shift : int or None
+        How much further than its own position a row sees, where a constant mask hides all behind that.
+    dtype : str
+        Type of the result.
     """
 
     scores: str
@@ -77,6 +67,8 @@ class AttentionGroup:
     width: int = 1
     value_width: int = 1
     is_scored: bool = False
+    shift: int | None = None
+    dtype: str = ""
 
 
 def attention_proposals(graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
@@ -110,14 +102,6 @@ def read_attention(graph: DataflowGraph, softmax: Operator) -> AttentionGroup | 
     return graph.memo[key]
 
 
-class _Stopped(Exception):
-    """An operator that the group cannot have."""
-
-    def __init__(self, operator: Operator, why: str) -> None:
-        super().__init__(why)
-        self.operator, self.why = operator, why
-
-
 class _Reader:
     """Reads one group."""
 
@@ -125,6 +109,7 @@ class _Reader:
         self.graph, self.softmax = graph, softmax
         self.members: dict[str, None] = {softmax.name: None}
         self.is_scored = False
+        self.shift: int | None = None
 
     def read(self) -> AttentionGroup | None:
         graph, softmax = self.graph, self.softmax
@@ -142,20 +127,22 @@ class _Reader:
             self._connect(scores, mixed)
             self._check_readers(mixed)
             places = ((scores, 0), (scores, 1), (mixed, 1))
-            self._check_operands(mixed, places, self._operands(places))
-        except _Stopped as stopped:
+            operands = Operands(graph, softmax, places)
+            self.members.update(operands.read(self.members))
+            dtype = self._follow(mixed)
+            operands.check(dtype)
+        except Stopped as stopped:
             inside = (o.name for o in self._between(scores, mixed))
             names = graph.sort((scores.name, *inside, mixed.name))
             return AttentionGroup(
                 scores.name, softmax.name, mixed.name, names, stopped.operator.name, stopped.why
             )
-        self._follow(mixed)
         out = graph.tensors[mixed.outputs[0]].shape
         return AttentionGroup(
             scores.name, softmax.name, mixed.name, graph.sort(self.members),
             heads=math.prod(out[:-2]), rows=out[-2], keys=shape[-1],
             width=graph.tensors[scores.inputs[0]].shape[-1], value_width=out[-1],
-            is_scored=self.is_scored,
+            is_scored=self.is_scored, shift=self.shift, dtype=dtype,
         )  # fmt: skip
 
     # -- between the products ----------------------------------------------------------------------------
@@ -196,8 +183,10 @@ class _Reader:
         self.members.update({scores.name: None, mixed.name: None})
         for operator in self._between(scores, self.softmax):
             if operator.pattern not in (*POINTWISE, "view"):
-                raise _Stopped(operator, "it moves scores before the softmax")
+                raise Stopped(operator, "it moves scores before the softmax")
             plain = operator.op == "astype" or operator.pattern == "view" or is_scaling(operator)
+            if CAUSAL in operator.attrs and self.shift is None:
+                self.shift, plain = operator.attrs[CAUSAL], True
             self.is_scored |= not plain
             self.members[operator.name] = None
         below = self._between(self.softmax, mixed)
@@ -208,9 +197,7 @@ class _Reader:
         for operator in below:
             known = operator.name in self.members or operator.op == "astype"
             if not known and operator.pattern != "view":
-                raise _Stopped(
-                    operator, "it stands between the softmax and the product with values"
-                )
+                raise Stopped(operator, "it stands between the softmax and the product with values")
             self.members[operator.name] = None
 
     def _between(self, first: Operator, last: Operator) -> list[Operator]:
@@ -239,152 +226,37 @@ class _Reader:
                 continue
             for tensor in self.graph.by_name[name].outputs:
                 if tensor in self.graph.outputs:
-                    raise _Stopped(self.graph.by_name[name], "its result is a result of the model")
+                    raise Stopped(self.graph.by_name[name], "its result is a result of the model")
                 for reader in self.graph.consumers[tensor]:
                     if reader.name not in self.members:
-                        raise _Stopped(reader, "it reads a value that would never be written")
-
-    # -- operands ----------------------------------------------------------------------------------------
-
-    def _operands(self, places: Sequence[Place]) -> list[tuple[str, StridedView]]:
-        """Follow operands up through views, as far as that saves kernels; their tensors, and how each is read."""
-        chains = [self._chain(product, place) for product, place in places]
-        while True:
-            # Operators that several operands are read through belong to the group with all of their readers.
-            inside = {*self.members, *(o.name for chain in chains for o in chain)}
-            kept = [self._closed(chain, inside) for chain in chains]
-            kept = [self._saving(c, *place) for c, place in zip(kept, places, strict=True)]
-            if kept == chains:
-                break
-            chains = kept
-        self.members.update({o.name: None for chain in chains for o in chain})
-        found = []
-        for (product, place), chain in zip(places, chains, strict=True):
-            tensor = chain[-1].inputs[0] if chain else product.inputs[place]
-            found.append((tensor, self._through(tensor, chain)))
-        return found
-
-    def _chain(self, product: Operator, place: int) -> list[Operator]:
-        """Operators that an operand could be read through, the nearest first."""
-        tensor, chain = product.inputs[place], []
-        while (operator := self.graph.producer.get(tensor)) is not None:
-            if operator.op not in _VIEWS and not is_scaling(operator):
-                break
-            chain.append(operator)
-            tensor = operator.inputs[0]
-            if self._through(tensor, chain) is None:
-                return chain[:-1]
-        return chain
-
-    def _closed(self, chain: list[Operator], inside: set[str]) -> list[Operator]:
-        """A chain up to the first operator that something outside reads."""
-        for number, operator in enumerate(chain):
-            result = operator.outputs[0]
-            readers = self.graph.consumers[result]
-            if result in self.graph.outputs or any(r.name not in inside for r in readers):
-                return chain[:number]
-        return chain
-
-    def _saving(self, chain: list[Operator], product: Operator, place: int) -> list[Operator]:
-        """A chain up to its last kernel behind which rows are contiguous; views before that cost nothing outside."""
-        for number in range(len(chain), 0, -1):
-            view = self._through(chain[number - 1].inputs[0], chain[:number])
-            if chain[number - 1].does_work and self._is_row_wise(view, product, place):
-                return chain[:number]
-        return []
-
-    def _through(self, tensor: str, chain: Sequence[Operator]) -> StridedView | None:
-        """How a tensor is read through operators, the last of which comes first."""
-        view: StridedView | None = StridedView.of(self.graph.tensors[tensor].shape)
-        for operator in reversed(chain):
-            shape = self.graph.tensors[operator.outputs[0]].shape
-            if operator.op == "permute_dims":
-                axes = operator.attrs.get("axes") or range(len(shape))[::-1]
-                view = view.permuted([int(a) for a in axes])
-            elif operator.op == "broadcast_to":
-                view = view.broadcast(shape)
-            elif operator.op == "strided_slice":
-                view = _sliced(view, operator, shape)
-            elif operator.pattern == "view":
-                view = view.reshaped(shape)
-            if view is None:
-                return None
-        return view
-
-    def _is_row_wise(self, view: StridedView, product: Operator, place: int) -> bool:
-        """Whether rows of an operand are contiguous, and begin at whole pieces of 16 bytes."""
-        keys = place == 1 and not self.graph.depends(product.name, self.softmax.name)
-        width, sequence = (-2, -1) if keys else (-1, -2)
-        piece = 16 // DTYPE_BYTES.get(self.graph.tensors[product.outputs[0]].dtype, 4)
-        if view.step(width) != 1 or view.shape[width] % piece:
-            return False
-        steps = [step for dim in view.dims[:-2] for extent, step in dim if extent > 1]
-        steps.append(view.offset)
-        if view.shape[sequence] > 1:
-            steps.append(view.step(sequence))
-        return not any(step is None or step % piece for step in steps)
-
-    def _check_operands(
-        self, mixed: Operator, places: Sequence[Place], operands: Sequence[tuple[str, StridedView]]
-    ) -> None:
-        """Every operand can be read as it is, in one type."""
-        graph, names = self.graph, ("queries", "keys", "values")
-        dtype = graph.tensors[mixed.outputs[0]].dtype
-        for name, (product, place), (tensor, view) in zip(names, places, operands, strict=True):
-            source = graph.producer.get(tensor) or product
-            if graph.tensors[tensor].dtype != dtype:
-                raise _Stopped(source, f"it gives {name} of another type than the result")
-            if not self._is_row_wise(view, product, place):
-                raise _Stopped(source, f"it gives {name} whose rows are not contiguous")
+                        raise Stopped(reader, "it reads a value that would never be written")
 
     # -- behind ------------------------------------------------------------------------------------------
 
-    def _follow(self, mixed: Operator) -> None:
-        """Take in transposes of the result, and the views before them."""
+    def _follow(self, mixed: Operator) -> str:
+        """Take in transposes of the result, its rounding, and the views before them; the type that is stored."""
         graph, tensor, chain = self.graph, mixed.outputs[0], []
-        view = StridedView.of(graph.tensors[tensor].shape)
+        first = graph.tensors[tensor]
+        view, dtype = StridedView.of(first.shape), first.dtype
         while tensor not in graph.outputs and len(graph.consumers[tensor]) == 1:
             (reader,) = graph.consumers[tensor]
             shape = graph.tensors[reader.outputs[0]].shape if reader.outputs else ()
+            narrowed = graph.tensors[reader.outputs[0]].dtype if reader.op == "astype" else ""
             if reader.op == "permute_dims":
                 axes = reader.attrs.get("axes") or range(len(shape))[::-1]
                 view = view.permuted([int(a) for a in axes])
-                chain.append(reader)
-                if _keeps_rows(view, graph.tensors[mixed.outputs[0]].shape[-1]):
-                    self.members.update({o.name: None for o in chain})
-                    chain = []
             elif reader.pattern == "view":
                 view = view.reshaped(shape)
-                chain.append(reader)
-            else:
-                return
+            elif dtype != "float32" or narrowed not in NARROW:
+                break
             if view is None:
-                return
+                break
+            chain.append(reader)
+            if narrowed or (reader.op == "permute_dims" and _keeps_rows(view, first.shape[-1])):
+                self.members.update({o.name: None for o in chain})
+                chain, dtype = [], narrowed or dtype
             tensor = reader.outputs[0]
-
-
-def _sliced(
-    view: StridedView, operator: Operator, shape: Sequence[int | None]
-) -> StridedView | None:
-    """What a slice takes of a view; None where it leaves places out, or its place is unknown."""
-    axes, begins, _, *steps = operator.attrs.get(SLICE, ((), (), ()))
-    if not axes or any(step != 1 for numbers in steps for step in numbers):
-        return None
-    for axis, begin in zip(axes, begins, strict=True):
-        axis %= len(shape)
-        if view is None:
-            return None
-        whole = view.shape[axis]
-        first = max(0, begin + whole) if begin < 0 else min(begin, whole)
-        view = view.sliced(axis, first, shape[axis])
-    return view
-
-
-def is_scaling(operator: Operator) -> bool:
-    """Whether an operator multiplies a tensor by a number, or divides it by one."""
-    if operator.op not in ("multiply", "divide") or len(operator.inputs) != 1:
-        return False
-    return "arg1" in operator.attrs or (operator.op == "multiply" and "arg0" in operator.attrs)
+        return dtype
 
 
 def _keeps_rows(view: StridedView, width: int) -> bool:

@@ -5,39 +5,15 @@ A kernel that knows the condition reads no mask and leaves out the keys that no 
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
-
-from ..compat import Constant, relax, te, tirx
+from ..compat import te, tirx
+from ..graph.causal import causal_mask
 from .rewrite_members import GroupBody
 
-#: Constants up to which a mask hides a score, as the kernel's template has it (schedules/cuda/attention/score.py).
-_HIDDEN = -1e4
 
-
-@dataclasses.dataclass(frozen=True)
-class CausalMask:
-    """A mask that lets through keys up to ``row + shift``.
-
-    Attributes
-    ----------
-    data : relax.Expr
-        The scores that it masks.
-    shift : int
-        How much further than its own position a row sees; not negative.
-    hidden : float
-        What takes the place of a hidden score.
-    """
-
-    data: relax.Expr
-    shift: int
-    hidden: float
-
-
-def has_causal_mask(group: GroupBody) -> bool:
-    """Whether an operator of a group is a causal mask."""
-    return any(causal_mask(call) is not None for call in group.calls.values())
+def changes_attention(group: GroupBody) -> bool:
+    """Whether a group has a causal mask that becomes a condition, or a split that becomes slices."""
+    splits = any(operator.op == "split" for operator in group.graph.operators)
+    return splits or any(causal_mask(call) is not None for call in group.calls.values())
 
 
 def emit_attention(group: GroupBody) -> None:
@@ -58,49 +34,3 @@ def _masked(scores: te.Tensor, shift: int, hidden: float) -> te.Tensor:
         return tirx.if_then_else(index[-1] - index[-2] <= shift, scores(*index), hides)
 
     return te.compute(scores.shape, element, name="causal_mask")
-
-
-def causal_mask(call: relax.Call) -> CausalMask | None:
-    """Read an addition of a constant mask, or a selection by one; None for anything else."""
-    name = getattr(call.op, "name", "")
-    if name == "relax.add":
-        data, mask = call.args[0], call.args[1]
-        if isinstance(data, Constant):
-            data, mask = mask, data
-        found = _read(mask, data, None)
-    elif name == "relax.where":
-        mask, one, other = call.args
-        found = None
-        for data, hidden, visible in ((one, other, True), (other, one, False)):
-            if isinstance(hidden, Constant) and hidden.ty.ndim == 0:
-                found = found or _read(mask, data, float(hidden.value.numpy()), visible)
-    else:
-        return None
-    return found
-
-
-def _read(
-    mask: relax.Expr, data: relax.Expr, hidden: float | None, shown: bool = True
-) -> CausalMask | None:
-    """A mask of numbers that are added, or (with what takes a hidden score's place) of what a truth value shows."""
-    if not isinstance(mask, Constant) or not isinstance(data, relax.Var) or mask.ty.ndim < 2:
-        return None
-    sizes = [int(extent) for extent in mask.ty.shape]
-    scores = [int(extent) for extent in data.ty.shape]
-    if sizes[-2:] != scores[-2:] or any(extent != 1 for extent in sizes[:-2]):
-        return None
-    if len(sizes) > len(scores) or str(data.ty.dtype) == "bool":
-        return None
-    values = mask.value.numpy().reshape(sizes[-2:])
-    if hidden is None:
-        values, hidden = values.astype("float64"), float(values[0, -1])
-        visible = values == 0
-        if not (visible | (values == hidden)).all():
-            return None
-    else:
-        visible = values.astype(bool) == shown
-    shift = int(visible[0].sum()) - 1
-    if not hidden <= _HIDDEN or not 0 <= shift < sizes[-1] - 1:
-        return None
-    rows, keys = np.arange(sizes[-2])[:, None], np.arange(sizes[-1])[None]
-    return CausalMask(data, shift, hidden) if (visible == (keys - rows <= shift)).all() else None

@@ -3,7 +3,8 @@
 By the group's option ``form``, whatever its strategy: ``collapsed`` becomes one convolution with
 the added weights, ``merged`` one with concatenated or stacked weights; ``joined`` and
 ``elementwise`` keep their operators and compute the join in float32; a ``partitioned`` group's
-concat becomes one store per member; a constant causal mask of ``attention`` becomes a condition.
+concat becomes one store per member; a constant causal mask of ``attention`` becomes a condition, and a
+split of queries, keys and values three slices.
 ``back_to_back``, ``anchor_row`` and groups without a form keep their bodies.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type, with_functions
 from ..frontend.rename import LiftConstants, Substitute
-from .rewrite_attention import emit_attention, has_causal_mask
+from .rewrite_attention import changes_attention, emit_attention
 from .rewrite_concat import emit_partitioned
 from .rewrite_members import GroupBody
 from .rewrite_merged import emit_collapsed, emit_merged
@@ -57,7 +58,7 @@ def rewrite_group(
     group = GroupBody(bound, options, builder)
     if emit is emit_joined and not _changes_when_joined(group):
         return mod, call
-    if emit is emit_attention and not has_causal_mask(group):
+    if emit is emit_attention and not changes_attention(group):
         return mod, call
     name = f"{gv.name_hint}_rewritten"
     with builder.function(name, list(bound.params), private=True):

@@ -40,6 +40,7 @@ def problem_of(form: Attention) -> AttentionProblem:
         form.values.width.extent,
         form.limit is not None,
         form.score is not None,
+        0 if form.limit is None else form.limit.shift,
     )
 
 

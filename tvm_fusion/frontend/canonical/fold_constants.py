@@ -207,6 +207,16 @@ def _where(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray]:
     return [np.where(*operands)]
 
 
+def _scan(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    """``cumsum``: of integers and truth values; sums of floating-point numbers depend on their order."""
+    array, attrs = operands[0], call.attrs
+    if is_float(str(array.dtype)) or not dtype_of(call).startswith("int") or attrs.exclusive:
+        return None
+    check_size(_shape(call), np_dtype(dtype_of(call)).itemsize)
+    axis = None if attrs.axis is None else int(attrs.axis)
+    return [np.cumsum(array, axis=axis, dtype=dtype_of(call)).reshape(_shape(call))]
+
+
 def _take(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
     table, index = operands
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
@@ -249,4 +259,5 @@ _RULES: dict[str, Callable[[ir.Call, list[np.ndarray]], list[np.ndarray] | None]
     "where": _where,
     "take": _take,
     "gather_elements": _gather_elements,
+    "cumsum": _scan,
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tvm_fusion.compat import relax
-from tvm_fusion.transform.rewrite_attention import causal_mask
+from tvm_fusion.graph.causal import causal_mask
 
 op = relax.op
 

@@ -1,0 +1,214 @@
+"""Operands of attention: how queries, keys and values are read through views, conversions and constant factors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..graph.dataflow import DTYPE_BYTES, SLICE, DataflowGraph, Operator
+from .strided import StridedView
+
+#: Operators of an operand that a kernel reads through.
+_VIEWS = (
+    "permute_dims",
+    "broadcast_to",
+    "strided_slice",
+    "split",
+    "reshape",
+    "expand_dims",
+    "squeeze",
+    "flatten",
+)
+
+
+#: Types that a kernel multiplies; a conversion from one of them to float32 loses nothing.
+NARROW = ("float16", "bfloat16")
+
+#: A product, and which of its operands.
+Place = tuple[Operator, int]
+
+#: An operator that an operand is read through, and which of its results is read.
+Step = tuple[Operator, str]
+
+
+class Stopped(Exception):
+    """An operator that the group cannot have."""
+
+    def __init__(self, operator: Operator, why: str) -> None:
+        super().__init__(why)
+        self.operator, self.why = operator, why
+
+
+class Operands:
+    """Reads queries, keys and values.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        The graph.
+    softmax : Operator
+        The softmax between the products.
+    places : sequence of Place
+        Where queries, keys and values are multiplied.
+    """
+
+    def __init__(self, graph: DataflowGraph, softmax: Operator, places: Sequence[Place]) -> None:
+        self.graph, self.softmax, self.places = graph, softmax, places
+        self.found: list[tuple[str, StridedView]] = []
+
+    def read(self, members: Collection[str]) -> dict[str, None]:
+        """Follow operands up through views, as far as that saves kernels.
+
+        Parameters
+        ----------
+        members : collection of str
+            Names of the operators that belong to the group already.
+
+        Returns
+        -------
+        dict of str to None
+            Names of the operators that operands are read through.
+        """
+        places = self.places
+        chains = [self._chain(product, place) for product, place in places]
+        while True:
+            # Operators that several operands are read through belong to the group with all of their readers.
+            inside = {*members, *(o.name for chain in chains for o, _ in chain)}
+            kept = [self._closed(chain, inside) for chain in chains]
+            kept = [self._saving(c, *place) for c, place in zip(kept, places, strict=True)]
+            if kept == chains:
+                break
+            chains = kept
+        for (product, place), chain in zip(places, chains, strict=True):
+            tensor = chain[-1][0].inputs[0] if chain else product.inputs[place]
+            self.found.append((tensor, self._through(tensor, chain)))
+        return {o.name: None for chain in chains for o, _ in chain}
+
+    def _chain(self, product: Operator, place: int) -> list[Step]:
+        """Operators that an operand could be read through, the nearest first."""
+        tensor, chain = product.inputs[place], []
+        while (operator := self.graph.producer.get(tensor)) is not None:
+            known = operator.op in _VIEWS or is_scaling(operator) or self._is_widening(operator)
+            if not known:
+                break
+            chain.append((operator, tensor))
+            tensor = operator.inputs[0]
+            if self._through(tensor, chain) is None:
+                return chain[:-1]
+        return chain
+
+    def _is_widening(self, operator: Operator) -> bool:
+        if operator.op != "astype":
+            return False
+        source, result = (
+            self.graph.tensors[t].dtype for t in (operator.inputs[0], operator.outputs[0])
+        )
+        return source in NARROW and result == "float32"
+
+    def _closed(self, chain: list[Step], inside: set[str]) -> list[Step]:
+        """A chain up to the first operator of which something outside reads a result."""
+        for number, (operator, _) in enumerate(chain):
+            for result in operator.outputs:
+                readers = self.graph.consumers[result]
+                if result in self.graph.outputs or any(r.name not in inside for r in readers):
+                    return chain[:number]
+        return chain
+
+    def _saving(self, chain: list[Step], product: Operator, place: int) -> list[Step]:
+        """A chain up to its last kernel behind which rows are contiguous; views before that cost nothing outside."""
+        for number in range(len(chain), 0, -1):
+            operator = chain[number - 1][0]
+            tensor = operator.inputs[0]
+            view = self._through(tensor, chain[:number])
+            if operator.does_work and self._is_row_wise(tensor, view, product, place):
+                return chain[:number]
+        return []
+
+    def _through(self, tensor: str, chain: Sequence[Step]) -> StridedView | None:
+        """How a tensor is read through operators, the last of which comes first."""
+        view: StridedView | None = StridedView.of(self.graph.tensors[tensor].shape)
+        for operator, result in reversed(chain):
+            shape = self.graph.tensors[result].shape
+            if operator.op == "permute_dims":
+                axes = operator.attrs.get("axes") or range(len(shape))[::-1]
+                view = view.permuted([int(a) for a in axes])
+            elif operator.op == "broadcast_to":
+                view = view.broadcast(shape)
+            elif operator.op == "strided_slice":
+                view = _sliced(view, operator, shape)
+            elif operator.op == "split":
+                view = self._part(view, operator, result)
+            elif operator.pattern == "view":
+                view = view.reshaped(shape)
+            if view is None:
+                return None
+        return view
+
+    def _part(self, view: StridedView, operator: Operator, result: str) -> StridedView | None:
+        """One result of a split."""
+        axis = int(operator.attrs.get("axis", 0)) % len(view.shape)
+        number = operator.outputs.index(result)
+        before = [self.graph.tensors[t].shape[axis] for t in operator.outputs[:number]]
+        return view.sliced(axis, sum(before), self.graph.tensors[result].shape[axis])
+
+    def _is_row_wise(self, tensor: str, view: StridedView, product: Operator, place: int) -> bool:
+        """Whether rows of an operand are contiguous, and begin at whole pieces of 16 bytes."""
+        keys = place == 1 and not self.graph.depends(product.name, self.softmax.name)
+        width, sequence = (-2, -1) if keys else (-1, -2)
+        piece = 16 // DTYPE_BYTES.get(self.graph.tensors[tensor].dtype, 4)
+        if view.step(width) != 1 or view.shape[width] % piece:
+            return False
+        steps = [step for dim in view.dims[:-2] for extent, step in dim if extent > 1]
+        steps.append(view.offset)
+        if view.shape[sequence] > 1:
+            steps.append(view.step(sequence))
+        return not any(step is None or step % piece for step in steps)
+
+    def check(self, dtype: str) -> None:
+        """Every operand can be read as it is, in the type of the result.
+
+        Raises
+        ------
+        Stopped
+            If one cannot.
+        """
+        names = ("queries", "keys", "values")
+        for name, (product, place), (tensor, view) in zip(
+            names, self.places, self.found, strict=True
+        ):
+            source = self._source(tensor) or product
+            verb = "reads" if source is product else "gives"
+            if self.graph.tensors[tensor].dtype != dtype:
+                raise Stopped(source, f"it {verb} {name} of another type than the result")
+            if not self._is_row_wise(tensor, view, product, place):
+                raise Stopped(source, f"it {verb} {name} whose rows are not contiguous")
+
+    def _source(self, tensor: str) -> Operator | None:
+        """The operator that made a tensor, whatever views of its result there are; None for parameters."""
+        operator = self.graph.producer.get(tensor)
+        while operator is not None and operator.pattern == "view":
+            operator = self.graph.producer.get(operator.inputs[0])
+        return operator
+
+
+def _sliced(
+    view: StridedView, operator: Operator, shape: Sequence[int | None]
+) -> StridedView | None:
+    """What a slice takes of a view; None where it leaves places out, or its place is unknown."""
+    axes, begins, _, *steps = operator.attrs.get(SLICE, ((), (), ()))
+    if not axes or any(step != 1 for numbers in steps for step in numbers):
+        return None
+    for axis, begin in zip(axes, begins, strict=True):
+        axis %= len(shape)
+        if view is None:
+            return None
+        whole = view.shape[axis]
+        first = max(0, begin + whole) if begin < 0 else min(begin, whole)
+        view = view.sliced(axis, first, shape[axis])
+    return view
+
+
+def is_scaling(operator: Operator) -> bool:
+    """Whether an operator multiplies a tensor by a number, or divides it by one."""
+    if operator.op not in ("multiply", "divide") or len(operator.inputs) != 1:
+        return False
+    return "arg1" in operator.attrs or (operator.op == "multiply" and "arg0" in operator.attrs)
