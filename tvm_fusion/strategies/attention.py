@@ -132,11 +132,10 @@ class _Reader:
             dtype = self._follow(mixed)
             operands.check(dtype)
         except Stopped as stopped:
-            inside = (o.name for o in self._between(scores, mixed))
-            names = graph.sort((scores.name, *inside, mixed.name))
+            stray = stopped.operator
             return AttentionGroup(
-                scores.name, softmax.name, mixed.name, names, stopped.operator.name, stopped.why
-            )
+                scores.name, softmax.name, mixed.name, self._with_stray(scores, stray, mixed), stray.name, stopped.why
+            )  # fmt: skip
         out = graph.tensors[mixed.outputs[0]].shape
         return AttentionGroup(
             scores.name, softmax.name, mixed.name, graph.sort(self.members),
@@ -208,6 +207,16 @@ class _Reader:
             for o in graph.operators[low + 1 : high]
             if graph.depends(o.name, first.name) and graph.depends(last.name, o.name)
         ]
+
+    def _with_stray(self, scores: Operator, stray: Operator, mixed: Operator) -> tuple[str, ...]:
+        """The products, what stands between them, and the operator in the way."""
+        graph = self.graph
+        inside = {scores.name, mixed.name, *(o.name for o in self._between(scores, mixed))}
+        if graph.depends(mixed.name, stray.name):
+            wide = {stray.name, *inside, *(o.name for o in self._between(stray, mixed))}
+            if graph.is_convex(graph.sort(wide)):
+                inside = wide
+        return graph.sort(inside)
 
     def _masked_rows(self, where: Operator) -> None:
         """Take in what says which rows have no key."""

@@ -75,9 +75,16 @@ def schedule_functions(
             if is_group:
                 failures[gv.name_hint] = str(err).strip().splitlines()[-1]
             continue
+        if is_group and template == "fallback" and _form(func) == "attention":
+            failures[gv.name_hint] = "no template for attention accepts this group as it is written"
+            continue
         attrs = {TEMPLATE: template, "op_pattern": _OPAQUE}
         out.update_func(out.get_global_var(gv.name_hint), scheduled.with_attrs(attrs))
     return pack_constants(out), failures
+
+
+def _form(func: tirx.PrimFunc) -> str:
+    return str((func.attrs.get("tvm_fusion.options") or {}).get("form", ""))
 
 
 def _is_done(func: tirx.PrimFunc) -> bool:

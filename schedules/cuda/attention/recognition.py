@@ -26,7 +26,9 @@ from .score import split_scale, split_score
 #: where rows without any key become 0.
 _REDUCTIONS = (4, 5)
 
+#: Types of operands, and those by way of which values may be converted.
 _FLOATS = ("float16", "bfloat16", "float32")
+_CONVERTED = (*_FLOATS, "float64")
 
 
 def attention(func: tirx.PrimFunc) -> Attention | None:
@@ -351,7 +353,7 @@ def tirx_bytes(dtype: str) -> int:
 
 def _without_casts(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """An expression without conversions between floating-point types around it."""
-    while isinstance(expr, tirx.Cast) and {dtype_of(expr), dtype_of(expr.value)} <= set(_FLOATS):
+    while isinstance(expr, tirx.Cast) and {dtype_of(expr), dtype_of(expr.value)} <= set(_CONVERTED):
         expr = expr.value
     return expr
 

@@ -15,7 +15,7 @@ from .form import Limit
 #: Constants up to which a mask hides a score: no other score comes near, whatever the type.
 _HIDDEN = -1e4
 
-_FLOATS = (*NARROW, "float32")
+_FLOATS = (*NARROW, "float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True)
