@@ -43,8 +43,9 @@ def causal_mask(call: relax.Call) -> CausalMask | None:
         mask, one, other = call.args
         found = None
         for data, hidden, visible in ((one, other, True), (other, one, False)):
-            if isinstance(hidden, Constant) and hidden.ty.ndim == 0:
-                found = found or _read(mask, data, float(hidden.value.numpy()), visible)
+            if isinstance(hidden, Constant) and all(extent == 1 for extent in hidden.ty.shape):
+                number = float(hidden.value.numpy().reshape(()))
+                found = found or _read(mask, data, number, visible)
     else:
         return None
     return found

@@ -205,7 +205,8 @@ def emulate(
     if kernel not in found:
         raise ValueError(f"the source defines the kernels {sorted(found)}; name one of them")
     types, names = _parameters(found[kernel][2])
-    keys = [name if name in arrays else name.removesuffix("_ptr") for name in names]
+    # TVM passes a tensor of truth values twice, as `x_ptr` and `x_ptr_1`: as bytes and as truth values.
+    keys = [name if name in arrays else re.sub(r"_ptr(_\d+)?$", "", name) for name in names]
     own = [_array(arrays, key, name) for key, name in zip(keys, names, strict=True)]
     if _DYNAMIC.search(source) and not launch.shared:
         raise ValueError("the source has dynamic shared memory; give its bytes as Launch.shared")
@@ -222,10 +223,11 @@ def emulate(
         where = f" at line {line}: {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
         text = re.sub(r"\{(\d+)\}", lambda number: keys[int(number[1])], text)
         raise RuntimeError(f"kernel {kernel}, {text}{where}")
-    return {
-        key: mask.reshape(-1, array.itemsize).any(axis=1).reshape(array.shape)
-        for key, array, mask in zip(keys, own, written, strict=True)
-    }
+    found_writes: dict[str, np.ndarray] = {}
+    for key, array, mask in zip(keys, own, written, strict=True):
+        elements = mask.reshape(-1, array.itemsize).any(axis=1).reshape(array.shape)
+        found_writes[key] = elements | found_writes.get(key, False)
+    return found_writes
 
 
 def _clusters(launch: Launch, blocks: Sequence[int]) -> list[int]:

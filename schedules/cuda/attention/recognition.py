@@ -92,7 +92,9 @@ class _Reader:
         if not isinstance(final, ir.TensorLoad) or buffer_key(final.source) not in self.stages:
             return None
         axes = self._axes(self._block_of(final.source))
-        weighted = self._product(final.source, [axis.var for axis in axes])
+        zero = tirx.IntImm("int32", 0)
+        places = [a.var if a.extent > 1 or a in axes[-2:] else zero for a in axes]
+        weighted = self._product(final.source, places)
         if weighted is None or len(axes) < 2:
             return None
         *batch, row, width = axes

@@ -15,6 +15,9 @@ from .form import Limit
 #: Constants up to which a mask hides a score: no other score comes near, whatever the type.
 _HIDDEN = -1e4
 
+#: The lowest float16: scores that a model holds are not below it, but for infinite ones.
+_LOWEST = -65504.0
+
 _FLOATS = (*NARROW, "float32", "float64")
 
 
@@ -83,7 +86,7 @@ def split_score(
         found = _causal(call, row, key)
         if found is not None and _hides(value, call, found, total):
             limit, side = Limit(found[0]), call.args[2 if found[1] else 1]
-            inside = _without_zero(_swapped(value, call, side))
+            inside = _unclamped(_without_zero(_swapped(value, call, side)))
             break
     scale, core = split_scale(inside)
     if core.same_as(total):
@@ -133,11 +136,22 @@ def _hides(value: tirx.PrimExpr, call: ir.Call, found: tuple[int, bool], total: 
     # Of a row without any key, finite masks leave what minus infinity does not.
     if constant is None or constant > _HIDDEN or (shift < 0 and constant != float("-inf")):
         return False
+    value = _unclamped(value)
     if value.same_as(call):
         return True
     # A sum with the mask: its other side must be 0, or it would be no mask.
     terms = _terms(value)
     return any(t.same_as(call) for t in terms) and _number(other) == 0.0 and uses(value, total)
+
+
+def _unclamped(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """A score that is not let fall below the lowest float16: what a model adds to a mask lest it overflow."""
+    if isinstance(value, tirx.Max):
+        for one, other in ((value.a, value.b), (value.b, value.a)):
+            bound = _number(other)
+            if bound is not None and bound <= _LOWEST:
+                return one
+    return value
 
 
 def _terms(value: tirx.PrimExpr) -> list[tirx.PrimExpr]:

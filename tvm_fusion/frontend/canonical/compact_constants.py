@@ -71,7 +71,8 @@ def _compact(array: np.ndarray, other: list[int | ir.Expr]) -> np.ndarray:
         first = array[(slice(None),) * axis + (slice(0, 1),)]
         if array.strides[axis] == 0 or _repeats(array, first, axis):
             array = first
-    return array
+    # One number is a scalar, which is part of the operator and no tensor that is read.
+    return array.reshape(()) if array.size == 1 and len(other) >= array.ndim else array
 
 
 def _repeats(array: np.ndarray, first: np.ndarray, axis: int) -> bool:

@@ -148,6 +148,8 @@ def _permute(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _cast(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    if dtype_of(call) == "bool":
+        return [operands[0] != 0]
     if is_float(str(operands[0].dtype)) and not is_float(dtype_of(call)):
         return None  # out-of-range floats are undefined as integers
     return [operands[0]]

@@ -1,0 +1,178 @@
+"""Attention layers and blocks as PyTorch and ONNX export them, by emulation of their plans' kernels."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tvm_fusion as tf
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.emulated_plan import EmulatedPlan
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnx")
+
+from tvm_fusion.testing import attention_models  # noqa: E402
+from tvm_fusion.testing.attention_models import (  # noqa: E402
+    Block,
+    CachedAttention,
+    JointAttention,
+    Upcast,
+)
+
+TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2}
+
+EXPORTS = ("torch", "onnx")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a model by way of torch.export, or of ONNX's opset 17."""
+
+    def loader(model, inputs, export: str, dtype: str | None = "float16"):
+        if export == "torch":
+            program = torch.export.export(model.eval(), inputs)
+            return tf.frontend.torch.load(program, dtype=dtype)
+        path = tmp_path / "model.onnx"
+        torch.onnx.export(model.eval(), inputs, path, opset_version=17, dynamo=False)
+        return tf.frontend.onnx.load(path, dtype=dtype)
+
+    return loader
+
+
+def check(module, model, inputs, dtype: str = "float16") -> EmulatedPlan:
+    """Emulate a model; compare it with PyTorch's float32 results."""
+    plan = EmulatedPlan(module, parse_target("cuda:sm_90"))
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    arrays = [
+        x.float().numpy().astype(kind) if x.is_floating_point() else x.numpy() for x in inputs
+    ]
+    with torch.no_grad():
+        want = model(*inputs)
+    want = want if isinstance(want, tuple) else (want,)
+    for found, one in zip(plan(*arrays), want, strict=True):
+        found, one = np.asarray(found, "float64"), one.double().numpy()
+        assert (np.isnan(found) == np.isnan(one)).all()
+        largest = max(1.0, np.nan_to_num(np.abs(one)).max())
+        assert np.nan_to_num(np.abs(found - one)).max() <= TOLERANCE[dtype] * largest
+    return plan
+
+
+def kernels(plan: EmulatedPlan) -> list[str]:
+    return sorted(name for name in plan.templates.values() if name != "default")
+
+
+def shifts(plan: EmulatedPlan, module) -> list[int | None]:
+    """What the cost model takes causal masks for."""
+    from tvm_fusion.strategies.attention import read_attention
+    from tvm_fusion.testing.plans import graph_of
+
+    graph = graph_of(module)
+    return [read_attention(graph, o).shift for o in graph.operators if o.op == "softmax"]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("form", attention_models.JOINT)
+def test_one_layer_for_queries_keys_and_values(form, export, load):
+    """Its result is read in place: no kernel takes it apart."""
+    if (form, export) == ("index", "onnx"):
+        pytest.skip("exported as gathers, which are kernels of their own")
+    model, inputs = JointAttention(form), (torch.randn(2, 24, 64),)
+    plan = check(load(model, inputs, export), model, inputs)
+    assert kernels(plan) == ["attention", "tensor_core", "tensor_core"]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("mask", attention_models.CAUSAL)
+def test_causal_masks(mask, export, load, monkeypatch):
+    from tvm_fusion.schedules.cuda.attention import template
+
+    limits, write = [], template.attention_kernel
+    monkeypatch.setattr(
+        template, "attention_kernel", lambda form, tile: limits.append(form) or write(form, tile)
+    )
+    model, inputs = JointAttention(mask=mask), (torch.randn(2, 40, 64),)
+    module = load(model, inputs, export)
+    plan = check(module, model, inputs)
+    assert kernels(plan) == ["attention", "tensor_core", "tensor_core"]
+    assert limits and all(form.limit.shift == 0 and form.score is None for form in limits)
+    assert shifts(plan, module) == [0]
+
+
+def test_no_mask_is_no_causal_mask(load):
+    model, inputs = JointAttention(), (torch.randn(2, 40, 64),)
+    module = load(model, inputs, "torch")
+    assert shifts(None, module) == [None]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_cache_of_keys_and_values(returns, export, load):
+    """The longer keys and values are written by a kernel of their own, and read by attention."""
+    model = CachedAttention(returns)
+    inputs = (torch.randn(2, 1, 64), *(torch.randn(2, 2, 40, 32) for _ in range(2)))
+    plan = check(load(model, inputs, export), model, inputs)
+    assert "attention" in plan.templates.values()
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("kind", Upcast.KINDS)
+def test_float32_in_between(kind, export, load):
+    model, inputs = Upcast(kind), tuple(torch.randn(1, 2, 40, 32).half() for _ in range(3))
+    plan = check(load(model, inputs, export, None), model, inputs)
+    assert kernels(plan) == ["attention"]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize(("before", "mask"), [(True, "where"), (False, None)])
+def test_blocks_with_dropout(before, mask, export, load):
+    model, inputs = Block(before, mask), (torch.randn(1, 24, 64),)
+    plan = check(load(model, inputs, export), model, inputs)
+    assert "attention" in plan.templates.values()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_blocks_in_bfloat16(before, load):
+    model, inputs = Block(before), (torch.randn(1, 24, 64),)
+    plan = check(load(model, inputs, "torch", "bfloat16"), model, inputs, "bfloat16")
+    assert "attention" in plan.templates.values()
+
+
+class Masked(torch.nn.Module):
+    """Attention with a mask, rows of which may hide everything."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, q, k, v, mask):
+        if self.kind == "library":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        scores = q @ k.transpose(-1, -2) / 8
+        if self.kind == "filled":
+            scores = scores.masked_fill(~mask, float("-inf"))
+        else:
+            scores = scores + mask
+        return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize(
+    ("kind", "truth"),
+    [("library", True), ("library", False), ("filled", True), ("added", False)],
+)
+def test_rows_without_any_key(kind, truth, load):
+    """NaN or 0, as PyTorch has it."""
+    shown = torch.rand(1, 1, 40, 40) > 0.3
+    shown[..., [0, 17, 39], :] = False
+    mask = shown if truth else torch.zeros(shown.shape).masked_fill(~shown, float("-inf"))
+    model, inputs = Masked(kind), (*(torch.randn(1, 2, 40, 32) for _ in range(3)), mask)
+    with torch.no_grad():
+        assert torch.isnan(model(*inputs)).any().item() is (kind != "library")
+    plan = check(load(model, inputs, "torch"), model, inputs)
+    assert "attention" in plan.templates.values()
