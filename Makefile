@@ -15,12 +15,13 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard tvm_fusion/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full relay-env lint format clean
+.PHONY: help install demo docs test test-full relay-env lint format clean
 
 help:
 	@echo "make demo       plan, compile, verify and time a real network on the CPU"
 	@echo "make test       the tests that take minutes"
 	@echo "make test-full  all tests: with PyTorch, every model, packaging in clean environments"
+	@echo "make docs       the documentation site, in build/site; a warning is an error"
 	@echo "make relay-env  an environment with a TVM that has Relay, for its tests (Python 3.10)"
 	@echo "make lint       style of Python and C++;  make format repairs it"
 	@echo "make clean      remove what the other targets made"
@@ -40,6 +41,14 @@ $(VENV)/installed-torch: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" $(TORCH_TESTS)
 	@touch $@
 
+# The extras of the documentation and the notebooks, which the fast tests do without.
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[onnx,dev,docs,tutorials]"
+	@touch $@
+
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 demo: $(VENV)/installed
 	$(BIN)/python benchmarks/demo.py
 
@@ -50,18 +59,18 @@ test: $(VENV)/installed
 relay-env: $(VENV)/installed
 	$(BIN)/python tvm_fusion/testing/relay_environment.py
 
-test-full: $(VENV)/installed-torch relay-env
+test-full: $(VENV)/installed-torch $(VENV)/installed-docs relay-env
 	$(BIN)/python -m pytest -n $(WORKERS) --slow $(ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror tvm_fusion/csrc/*
+	$(BIN)/clang-format --dry-run --Werror tvm_fusion/csrc/* examples/cpp/*.cc examples/cpp/*.h
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i tvm_fusion/csrc/*
+	$(BIN)/clang-format -i tvm_fusion/csrc/* examples/cpp/*.cc examples/cpp/*.h
 
 clean:
 	rm -rf $(VENV) .venv-relay .demo build dist ./*.egg-info tvm_fusion/_core.so

@@ -41,7 +41,9 @@ EXTRAS = {
         "nvidia-cuda-cccl==13.*",
     ],
     "rpc": ["tornado"],
-    "tutorials": ["jupyterlab", "jupytext", "matplotlib", "nbmake"],
+    "tutorials": ["ipykernel", "jupytext", "matplotlib", "nbclient", "nbformat"],
+    # Pinned: make docs takes a warning for an error, and releases differ in what they warn of.
+    "docs": ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8"],
     "dev": [
         "build",
         # Formatters change their mind between releases.
