@@ -43,6 +43,14 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links of ``docs/`` to files beside it lead to their copies in the site (called by MkDocs)."""
+    markdown = markdown.replace("](../benchmarks/", "](benchmarks/")
+    for source, name in _COPIED.items():
+        markdown = markdown.replace(f"](../{source})", f"]({name})")
+    return markdown
+
+
 def generated_pages() -> Iterator[tuple[str, str]]:
     """Yield name and text of each page that is made from the code."""
     yield "cli-options.md", cli_page()

@@ -16,6 +16,7 @@ from .bench import bench
 from .command import ExitCode, register
 from .compile import compile_model
 from .db import export_records, list_records, merge_records, prune_records, report_records
+from .doctor import doctor
 from .explain import explain
 from .plan import plan
 from .run import run_model
@@ -36,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for function in (plan, explain, compile_model, run_model, verify, bench, tune_model):
+for function in (plan, explain, compile_model, run_model, verify, bench, tune_model, doctor):
     register(app, function)
 database = typer.Typer(name="db", help="List, show, merge, export and prune the records of tuning.")
 for function in (list_records, report_records, merge_records, export_records, prune_records):
