@@ -161,6 +161,8 @@ def commands() -> list[str]:
 def test_commands_are_understood(line: str) -> None:
     name, *words = shlex.split(line, comments=True)
     command = typer.main.get_command(app).commands[name]
+    if hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
     assert command.make_context(name, words).params  # an unknown option is an exception
 
 

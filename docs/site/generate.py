@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for row in rows:
-        cells = [" ".join(cell.replace("|", "\\|").split()) for cell in row]
+        # Within backquotes a bar is no border.
+        cells = [" ".join(re.sub(r"\|(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\|", c).split()) for c in row]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
