@@ -176,3 +176,38 @@ def test_rows_without_any_key(kind, truth, load):
         assert torch.isnan(model(*inputs)).any().item() is (kind != "library")
     plan = check(load(model, inputs, "torch"), model, inputs)
     assert "attention" in plan.templates.values()
+
+
+class Strayed(torch.nn.Module):
+    """Attention with an operator in the way."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+    def at(self, place: str, value):
+        if place != self.place:
+            return value
+        return torch.sigmoid(value) if place != "scores" else value.transpose(-1, -2)
+
+    def forward(self, q, k, v):
+        scores = q @ self.at("turned", k.transpose(-1, -2)) / 8
+        weights = torch.softmax(self.at("scores", scores), -1)
+        return self.at("weights", weights) @ v
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("turned", {"torch": "sigmoid", "onnx": "/Sigmoid"}),
+        ("scores", {"torch": "transpose_1", "onnx": "/Transpose_1"}),
+        ("weights", {"torch": "sigmoid", "onnx": "/Sigmoid"}),
+    ],
+)
+@pytest.mark.parametrize("export", EXPORTS)
+def test_what_is_in_the_way_is_named_as_the_model_names_it(place, names, export, load):
+    module = load(Strayed(place), tuple(torch.randn(1, 2, 32, 32) for _ in range(3)), export)
+    softmax, name = {"torch": "softmax", "onnx": "/Softmax"}[export], names[export]
+    for node in (softmax, name):
+        text = str(tf.explain(module, target="cuda:sm_90", node=node))
+        assert f"{name} (" in text and f"stops attention around {softmax}" in text

@@ -158,6 +158,81 @@ def test_shared_heads_are_read_through():
     assert not group.stray and {"k2", "v2", "turn"} < set(proposal.operators)
 
 
+def joint(results=0):
+    """Queries, keys and values of one tensor, split; some of its parts are results too."""
+    b = ModuleBuilder("float16")
+    x = b.input("x", (2, 48, 3 * 128))
+    parts = b.split("split", x, [128, 256], axis=-1)
+
+    def heads(name, part):
+        part = b.op(f"{name}_parts", op.reshape(part, (2, 48, 4, 32)))
+        return b.op(f"{name}_heads", op.permute_dims(part, (0, 2, 1, 3)))
+
+    q, k, v = (heads(name, part) for name, part in zip("qkv", parts, strict=True))
+    scores = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    mixed = b.op("mixed", op.matmul(b.op("softmax", op.nn.softmax(scores)), v))
+    return b.finish(mixed, *parts[:results])
+
+
+def test_a_split_is_read_in_place():
+    group, proposal = found(joint())
+    assert not group.stray and {"split", "q_heads", "k_heads", "v_heads"} < set(proposal.operators)
+
+
+def test_a_split_that_something_else_reads_stays_outside():
+    group, proposal = found(joint(results=1))
+    assert not group.stray and "split" not in proposal.operators
+    assert {"q_heads", "k_heads", "v_heads"} < set(proposal.operators)
+
+
+def causal(b, x, shift=0, hidden=-np.inf):
+    mask = np.where(np.arange(48)[None] - np.arange(48)[:, None] <= shift, 0, hidden)
+    return b.op("mask", op.add(x, b.array(mask)))
+
+
+def test_constant_causal_masks_are_known():
+    group, _ = found(attention(causal))
+    assert (group.shift, group.is_scored) == (0, False)
+    group, _ = found(attention(lambda b, x: causal(b, x, 3)))
+    assert (group.shift, group.is_scored) == (3, False)
+    group, _ = found(attention(lambda b, x: causal(b, x, hidden=-5.0)))
+    assert (group.shift, group.is_scored) == (None, True)
+    # A second mask is evaluated.
+    group, _ = found(attention(lambda b, x: causal(b, causal(b, x))))
+    assert (group.shift, group.is_scored) == (0, True)
+
+
+def widened(narrow_result=True, weights="float16"):
+    """Products in float32 of float16 operands."""
+    b = ModuleBuilder("float16")
+    q, k, v = (b.op(f"{n}_wide", op.astype(b.input(n, (2, 4, 48, 32)), "float32")) for n in "qkv")
+    scores = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    mixed = b.op("mixed", op.matmul(b.op("softmax", op.nn.softmax(scores)), v))
+    return b.finish(b.op("narrow", op.astype(mixed, "float16")) if narrow_result else mixed)
+
+
+def test_conversions_are_read_through():
+    group, proposal = found(widened())
+    assert not group.stray and group.dtype == "float16"
+    assert {"q_wide", "k_wide", "v_wide", "narrow"} < set(proposal.operators)
+    # A result in float32 is not to be had of float16 weights.
+    group, _ = found(widened(narrow_result=False))
+    assert group.stray and "another type" in group.why
+
+
+def test_a_stray_operator_before_views_is_named():
+    b = ModuleBuilder("float16")
+    q, k, v = (b.input(name, (2, 4, 48, 32)) for name in "qkv")
+    turned = b.op("stray", op.nn.relu(b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    flat = b.op("flat", op.reshape(turned, (8, 32, 48)))
+    scores = b.op("scores", op.matmul(b.op("rows", op.reshape(q, (8, 48, 32))), flat))
+    v = b.op("values", op.reshape(v, (8, 48, 32)))
+    group, proposal = found(
+        b.finish(b.op("mixed", op.matmul(b.op("softmax", op.nn.softmax(scores)), v)))
+    )
+    assert group.stray == "stray" and {"stray", "flat"} < set(proposal.operators)
+
+
 def test_no_attention():
     b = ModuleBuilder("float16")
     x = b.input("x", (32, 64))

@@ -30,6 +30,10 @@ _HELD_QUERIES = 32
 #: Most registers by the estimate, from 224 of which the compiler made 214 to 250, and those of an expression's loads.
 _MOST_REGISTERS, _SCORE_REGISTERS = 224, 12
 
+#: Those of a fragment's queries that are not held, where a score is an expression: by ptxas, two fragments of 80 or 112
+#: places take more than there are.
+_ROW_REGISTERS = 5
+
 #: Bytes of shared memory that the driver keeps for itself in each block.
 _RESERVED = 1024
 
@@ -158,6 +162,10 @@ class AttentionTile:
         held = self.fragments * query // 4 if self.holds_queries(problem) else 0
         sums = self.fragments * (self.own_keys + value) // 2
         loads = _SCORE_REGISTERS if problem.scored else 0
+        if problem.scored and not held:
+            loads += _ROW_REGISTERS * self.fragments
+        if problem.scored and problem.keys % self.keys:
+            loads += self.own_keys // 16  # every place has a condition of its own
         return sums + held + _FRAGMENTS + _ADDRESSES + loads
 
     def blocks(self, problem: AttentionProblem) -> int:

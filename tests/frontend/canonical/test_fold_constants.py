@@ -184,3 +184,64 @@ def test_varying_constant_is_not_compacted(check_pass, bound):
             return out
 
     check_pass(CompactConstants(), bound(Before, c=np.arange(6, dtype="float32").reshape(2, 3)))
+
+
+def test_masks_that_a_model_computes(check_pass, bound):
+    """Counted places, compared and combined: as transformers 5 finds out which tokens belong together."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4, 4), "float32"), w: R.Tensor((4,), "int64")):
+            with R.dataflow():
+                a = R.cumsum(w, axis=0)
+                b = R.reshape(a, R.shape([4, 1]))
+                c = R.less_equal(w, b)
+                d = R.astype(R.astype(c, "float32"), "bool")
+                e = R.bitwise_and(c, d)
+                f = R.where(e, R.const(0.0), R.const(-1.0))
+                out = R.add(x, f)
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor((4, 4), "float32"), w: R.Tensor((4, 4), "float32")):
+            with R.dataflow():
+                out = R.add(x, w)
+                R.output(out)
+            return out
+
+    w = np.array([1, 2, 3, 4], "int64")
+    mask = np.where(w[None] <= np.cumsum(w)[:, None], 0.0, -1.0).astype("float32")
+    check_pass(FoldConstants(), bound(Before, w=w), bound(After, w=mask))
+
+
+def test_sums_of_floats_are_left(bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4,), "float32"), w: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                a = R.cumsum(w, axis=0)
+                out = R.add(x, a)
+                R.output(out)
+            return out
+
+    after = FoldConstants()(bound(Before, w=np.ones(4, "float32")))
+    assert "cumsum" in str(after)
+
+
+def test_one_number_is_a_scalar(bound):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 4), "float32"), w: R.Tensor((1, 1), "float32")):
+            with R.dataflow():
+                out = R.multiply(x, w)
+                R.output(out)
+            return out
+
+    (number,) = constants(CompactConstants()(bound(Before, w=np.full((1, 1), 3, "float32"))))
+    assert number.shape == () and number == 3

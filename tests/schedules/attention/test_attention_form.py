@@ -7,6 +7,7 @@ import pytest
 from tvm import relax
 from tvm_fusion.schedules.cuda.attention.recognition import attention
 
+from tvm_fusion.compat import te, tirx
 from tvm_fusion.testing.attention import (
     added,
     attention_function,
@@ -55,6 +56,29 @@ def test_masks_are_expressions() -> None:
 def test_a_causal_mask_is_a_limit(shift: int, hidden: float) -> None:
     form = attention(attention_function(causal, FOUR, shift=shift, hidden=hidden))
     assert form.limit.shift == shift and form.score is None
+
+
+def clamped(builder, q, k, v, bound: float = -65504.0):
+    """Scores with a causal mask, kept above a number."""
+    emit = builder.emit
+
+    def hide(scores):
+        def element(*index):
+            hidden = tirx.const(-65504.0, scores.dtype)
+            return tirx.if_then_else(index[-1] <= index[-2], scores(*index), hidden)
+
+        return te.compute(scores.shape, element, name="causal")
+
+    scores = emit(builder.call_te(hide, scores_of(emit, q, k)))
+    scores = emit(op.maximum(scores, number(bound, q)))
+    return emit(op.matmul(emit(op.nn.softmax(scores)), v))
+
+
+def test_a_causal_mask_that_is_clamped_is_a_limit() -> None:
+    form = attention(attention_function(clamped, FOUR))
+    assert form.limit.shift == 0 and form.score is None
+    form = attention(attention_function(clamped, FOUR, bound=-1.0))
+    assert form.limit is None and form.score is not None
 
 
 def test_what_hides_too_little_is_no_limit() -> None:

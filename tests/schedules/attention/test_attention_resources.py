@@ -16,7 +16,7 @@ from tvm_fusion.guards.attention_tiles import (
 )
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
-from tvm_fusion.testing.attention import added, attention_function, causal, plain
+from tvm_fusion.testing.attention import added, attention_function, causal, plain, zeroed
 
 PROBLEMS = {
     "bert128": AttentionProblem(12, 128, 128, 64, 64),
@@ -64,6 +64,19 @@ def test_more_keys_and_masks_take_longer() -> None:
     assert times == sorted(times) and len(set(times)) == 4
 
 
+def test_what_a_causal_mask_hides_costs_nothing() -> None:
+    tile, chip = AttentionTile(64, 1, 4, 1, 2), device("sm_90")
+
+    def time(rows: int, shift: int, causal: bool = True) -> float:
+        return predict_attention(
+            AttentionProblem(96, rows, 2048, 64, 64, causal, shift=shift), chip, tile
+        )
+
+    # New queries behind a cache see nearly all keys, those without one half of them.
+    assert time(64, 1984) == pytest.approx(time(64, 0, causal=False), rel=0.05)
+    assert time(64, 0) < time(64, 960) < time(64, 1984)
+
+
 def test_the_search_space_is_the_tile() -> None:
     func = attention_function(plain, [(1, 2, 64, 64)] * 3)
     (space, *_) = spaces(func, parse_target("cuda:sm_90"), most=1)
@@ -96,8 +109,52 @@ def test_not_before_sm_80_nor_in_float32() -> None:
     ],
 )
 def test_no_spills(make, shapes, arch: str) -> None:
+    check_resources(make, shapes, arch)
+
+
+def check_resources(make, shapes, arch: str, dtype: str = "float16") -> None:
+    """Nothing is spilled."""
     target = parse_target(f"cuda:{arch}")
-    made, name = schedule(attention_function(make, shapes), target)
+    made, name = schedule(attention_function(make, shapes, dtype), target)
     assert name == "attention"
     (used,) = kernel_resources(cuda_emulation.cuda_source(made, target), arch).values()
     assert used.spill_bytes == 0 and used.stack_bytes == 0
+
+
+def of(length: int, width: int) -> list[tuple[int, ...]]:
+    """Shapes of queries, keys and values."""
+    return [(4, 32, length, width)] * 3
+
+
+#: What is compiled for every arch: the function's maker and its shapes, by width.
+FORMS = {
+    "plain": (plain, lambda width: of(2048, width)),
+    "short": (plain, lambda width: [(1, 12, 128, width)] * 3),
+    "one query": (plain, lambda width: [(4, 32, 1, width), *of(2048, width)[1:]]),
+    "tails": (plain, lambda width: of(501, width)),
+    "causal": (causal, lambda width: of(1000, width)),
+    "mask": (added, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+    "mask, tails": (added, lambda width: [*of(501, width), (4, 1, 501, 501)]),
+    "zeros": (zeroed, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+}
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_spills_of_any_width(form: str, arch: str, width: int) -> None:
+    make, shapes = FORMS[form]
+    check_resources(make, shapes(width), arch)
+
+
+@pytest.mark.nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("form", ["short", "causal", "mask, tails"])
+def test_no_spills_on_other_archs(form: str, arch: str, width: int, dtype: str) -> None:
+    make, shapes = FORMS[form]
+    check_resources(make, shapes(width), arch, dtype)
