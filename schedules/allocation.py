@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 from ..compat import s_tir, tirx, tvm
 from .analysis import dtype_bytes, nodes_of, static_extent
+
+#: The pass that compacts what blocks allocate. Where none do it finds nothing, and takes most of the time of a lowering
+#: to find that out, since it bounds the index of every access.
+COMPACT = "s_tir.CompactBufferAllocation"
+
+
+def allocates_in_blocks(func: tirx.PrimFunc) -> bool:
+    """Whether a block of a function allocates buffers; what templates write statement by statement has none."""
+    return any(block.alloc_buffers for block in nodes_of(func.body, s_tir.SBlock))
+
+
+@contextlib.contextmanager
+def without_passes(*names: str) -> Iterator[None]:
+    """Let pipelines leave out passes, beside those that the context leaves out already."""
+    context = tvm.transform.PassContext.current()
+    with tvm.transform.PassContext(
+        opt_level=context.opt_level,
+        required_pass=context.required_pass,
+        disabled_pass=[*context.disabled_pass, *names],
+        config=dict(context.config.items()),
+    ):
+        yield
 
 
 def shared_bytes(func: tirx.PrimFunc) -> int:

@@ -6,8 +6,8 @@ nothing. TVM's runtime launches so when the kernel's launch parameters have a ta
 from a function that is not split into host and device yet; a pass below adds it afterwards.
 
 Buffers that blocks allocate are compacted to what is used of them. Kernels that templates write statement by statement
-have none: the pass finds nothing to do, and takes most of the time of their lowering to find that out (3 of 4 seconds
-for a convolution that reads through a ReLU), since it bounds the index of every access.
+have none and are lowered without that pass (``schedules/allocation.py``), which saves 3 of 4 seconds for a convolution
+that reads through a ReLU.
 
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
@@ -17,6 +17,7 @@ kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxi
 from __future__ import annotations
 
 from ..compat import Target, ir, s_tir, tirx, tvm
+from ..schedules.allocation import COMPACT, allocates_in_blocks, without_passes
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
@@ -37,8 +38,8 @@ _LEAST_ARCH = 90
 #: How the names of device functions with warpgroup instructions begin.
 _WARPGROUP = "tvmf_wgmma"
 
-#: The pass that compacts buffers, and the one that marks the only function of a module.
-_COMPACT, _MARK_ONLY = "s_tir.CompactBufferAllocation", "tirx.AnnotateEntryFunc"
+#: The pass that marks the only function of a module.
+_MARK_ONLY = "tirx.AnnotateEntryFunc"
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.LowerKernels")
@@ -56,18 +57,17 @@ class LowerKernels:
         if not any(map(_is_for_cuda, functions.values())):
             return lower(mod)
         mod = tvm.IRModule(functions, attrs=mod.attrs)
-        plain = {gv: f for gv, f in functions.items() if not _allocates_in_blocks(f)}
+        plain = {gv: f for gv, f in functions.items() if not allocates_in_blocks(f)}
         if not plain:
             return lower(mod)
         if len(plain) == len(functions):
-            return _lowered_without(lower, mod, ctx, _COMPACT)
+            with without_passes(COMPACT):
+                return lower(mod)
         others = {gv: f for gv, f in functions.items() if gv not in plain}
-        parts = [
-            _lowered_without(
-                lower, tvm.IRModule(plain, attrs=mod.attrs), ctx, _COMPACT, _MARK_ONLY
-            ),
-            _lowered_without(lower, tvm.IRModule(others, attrs=mod.attrs), ctx, _MARK_ONLY),
-        ]
+        with without_passes(_MARK_ONLY):
+            parts = [lower(tvm.IRModule(others, attrs=mod.attrs))]
+        with without_passes(_MARK_ONLY, COMPACT):
+            parts.insert(0, lower(tvm.IRModule(plain, attrs=mod.attrs)))
         names = [gv.name_hint for part in parts for gv in part.functions]
         if len(set(names)) < len(names):  # a kernel of one has the name of a function of the other
             return lower(mod)
@@ -78,22 +78,6 @@ class LowerKernels:
 def _is_for_cuda(func: tirx.PrimFunc) -> bool:
     target = func.attrs.get("target") if func.attrs is not None else None
     return target is not None and target.kind.name == "cuda"
-
-
-def _allocates_in_blocks(func: tirx.PrimFunc) -> bool:
-    return any(block.alloc_buffers for block in nodes_of(func.body, s_tir.SBlock))
-
-
-def _lowered_without(
-    lower: tvm.transform.Pass, mod: tvm.IRModule, ctx: tvm.transform.PassContext, *passes: str
-) -> tvm.IRModule:
-    with tvm.transform.PassContext(
-        opt_level=ctx.opt_level,
-        required_pass=ctx.required_pass,
-        disabled_pass=[*ctx.disabled_pass, *passes],
-        config=dict(ctx.config.items()),
-    ):
-        return lower(mod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.OverlapLaunches")

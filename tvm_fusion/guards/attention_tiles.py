@@ -5,8 +5,8 @@ memory. Where queries are few, warps share the keys of a tile too, and add up at
 here, and the planner predicts its time here. The model is a roofline of four units of a multiprocessor (matrix
 instructions, exponentials, other arithmetic, shared memory) and of one warp's chain; its rates are those of products
 (`tensor_tiles.RATES`) and the hardware's. Five constants were fitted to 99 measurements of four problems on an H200
-(``benchmarks/attention_times.py`` and the trials of two BERT blocks): 4 to 10 % off by problem, root mean square, and the
-tile that it chooses 0 to 12 % slower than the fastest.
+(``benchmarks/attention_times.py`` and the trials of two BERT blocks): 4 to 10 % off by problem, root mean square,
+and the tile that it chooses 0 to 12 % slower than the fastest.
 """
 
 from __future__ import annotations
