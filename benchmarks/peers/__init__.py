@@ -67,15 +67,23 @@ CONTENDERS: dict[str, Contender] = {
         Contender("tvm_default", "tvm_peer", "StockTVM"),
         Contender("tvm_tuned", "tvm_peer", "TunedTVM", default=False),
         Contender("unfused", "ours", "Ours", {"fused": False}, kind="ours", shards=2, cpu=True),
-        Contender(
-            "ours_no_cross",
-            "ours",
-            "Ours",
-            {"fused": True, "strategies": ("vertical", "horizontal")},
-            kind="extra",
-            shards=2,
-            cpu=True,
-            default=False,
+        # The ladder of a block: what each kind of fusion adds.
+        *(
+            Contender(
+                name,
+                "ours",
+                "Ours",
+                {"fused": True, **options},
+                kind="extra",
+                shards=2,
+                cpu=True,
+                default=False,
+            )
+            for name, options in (
+                ("ours_vertical", {"strategies": ("vertical",), "deny": ("softmax",)}),
+                ("ours_attention", {"strategies": ("vertical",)}),
+                ("ours_no_cross", {"strategies": ("vertical", "horizontal")}),
+            )
         ),
         Contender("ours", "ours", "Ours", {"fused": True}, kind="ours", shards=2, cpu=True),
         *(

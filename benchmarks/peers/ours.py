@@ -102,24 +102,31 @@ class Ours(Peer):
         Where it runs; its option ``tuned`` is a work dir of ``tvm-fusion tune``.
     fused : bool
         Whether to fuse. The unfused side takes tuned kernels, too, where there are any.
-    strategies : sequence of str
-        Some instead of all.
+    strategies, deny : sequence of str
+        Some instead of all; operators that stay alone.
     tuned : {"", "depth", "deepest"}
         Whether to take tuned kernels, and then whether the depth follows the measured times, or is what
         would be planned without them.
     """
 
     def __init__(
-        self, context: Context, fused: bool, strategies: Sequence[str] = (), tuned: str = ""
+        self,
+        context: Context,
+        fused: bool,
+        strategies: Sequence[str] = (),
+        tuned: str = "",
+        deny: Sequence[str] = (),
     ) -> None:
         super().__init__(context)
-        self.fused, self.strategies, self.tuned = fused, tuple(strategies), tuned
+        self.fused, self.tuned = fused, tuned
+        self.config = tf.FusionConfig(strategies=tuple(strategies) or STRATEGIES, deny=tuple(deny))
         self.work_dir = context.options.get("tuned") if tuned or not fused else None
         if tuned and not self.work_dir:
             raise LookupError("not asked for: give --tuned")
         parts = [
             "fused" if fused else "unfused",
-            *self.strategies,
+            *strategies,
+            *(f"no_{name}" for name in deny),
             tuned or bool(self.work_dir) * "tuned",
         ]
         self.side = "-".join(filter(None, parts))
@@ -148,7 +155,7 @@ class Ours(Peer):
             warnings.simplefilter("always")
             if self.fused:
                 # The benchmark compares with float64 itself.
-                config = tf.FusionConfig(strategies=self.strategies or STRATEGIES)
+                config = self.config
                 plan = tf.plan(module, target, config) if self.tuned == "deepest" else None
                 config = None if plan is not None else config
             else:
