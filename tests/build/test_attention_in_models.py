@@ -81,8 +81,6 @@ def shifts(plan: EmulatedPlan, module) -> list[int | None]:
 @pytest.mark.parametrize("form", attention_models.JOINT)
 def test_one_layer_for_queries_keys_and_values(form, export, load):
     """Its result is read in place: no kernel takes it apart."""
-    if (form, export) == ("index", "onnx"):
-        pytest.skip("exported as gathers, which are kernels of their own")
     model, inputs = JointAttention(form), (torch.randn(2, 24, 64),)
     plan = check(load(model, inputs, export), model, inputs)
     assert kernels(plan) == ["attention", "tensor_core", "tensor_core"]

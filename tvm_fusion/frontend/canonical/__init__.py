@@ -24,6 +24,7 @@ from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
 from .rewrite import bindings_of, sharing_scans
 from .simplify_bias import SimplifyBias
+from .slice_lookups import SliceLookups
 from .split_products import SplitProducts
 from .unstack_reductions import UnstackReductions
 from .widen_sums import WidenSums
@@ -46,6 +47,7 @@ __all__ = [
     "RemoveNoOps",
     "ReplaceReshapes",
     "SimplifyBias",
+    "SliceLookups",
     "SplitProducts",
     "UnstackReductions",
     "WidenSums",
@@ -62,6 +64,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     ReplaceReshapes,  # before RemoveNoOps and FoldConstants, which then know one operator instead of four
     UnstackReductions,  # before FoldConstants, which would materialise stacked constants
     FoldConstants,  # weights become single constants here: the next passes look no further than their operands
+    SliceLookups,  # after folding, which finds out what an index is
     CompactConstants,  # after folding, for the full-size constants that the file itself stores
     ExpandPowers,  # after CompactConstants: it looks for one number
     DecomposeBatchNorm,  # needs constant statistics

@@ -240,6 +240,12 @@ def _gather_elements(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarr
     return [np.take_along_axis(table, index, axis=axis)]
 
 
+def _shape_to_tensor(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Extents that are known, as numbers: ONNX's importer counts negative indices with them."""
+    numbers = [_integer(v) for v in getattr(call.args[0].ty, "values", None) or [None]]
+    return None if None in numbers else [np.array(numbers, "int64")]
+
+
 def _integer(expr: ir.Expr) -> int | None:
     value = getattr(expr, "value", expr)
     return int(value) if isinstance(value, int | tirx.IntImm) else None
@@ -262,4 +268,5 @@ _RULES: dict[str, Callable[[ir.Call, list[np.ndarray]], list[np.ndarray] | None]
     "take": _take,
     "gather_elements": _gather_elements,
     "cumsum": _scan,
+    "shape_to_tensor": _shape_to_tensor,
 }
