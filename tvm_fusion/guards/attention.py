@@ -42,7 +42,10 @@ class AttentionTemplate(Guard):
         if device.kind != "cuda":
             return ACCEPTED
         if group.dtype not in _NARROW:
-            detail = f"attention around {group.softmax} is in {group.dtype}; its kernels multiply float16 and bfloat16"
+            detail = (
+                f"attention around {group.softmax} is in {group.dtype}; its kernels multiply float16 and bfloat16, "
+                "to which a model is converted by dtype"
+            )
             return Verdict("unsupported", self.reason, {"dtype": group.dtype}, detail)
         if capability(device.arch) < _LEAST_CAPABILITY:
             detail = f"attention around {group.softmax} needs sm_{_LEAST_CAPABILITY} or later"
