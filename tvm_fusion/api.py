@@ -18,6 +18,7 @@ from .planner.explanation import ModelExplanation, NodeExplanation
 from .planner.plan import Plan, Rejection
 from .schedules import remembering
 from .schedules.registry import deciding_by
+from .strategies.base import Strategy
 from .targets import parse_target, runnable, with_products
 from .transform.fuse import canonical_for, plan_module, solve_module, target_of
 from .tuning.session import Session
@@ -36,6 +37,7 @@ def plan(
     *,
     name: str = "model",
     build: bool = False,
+    proposers: Sequence[Strategy] = (),
 ) -> Plan:
     """Decide what to fuse.
 
@@ -54,6 +56,9 @@ def plan(
         Also lower and compile the chosen kernels and choose again with what the compiler says:
         groups that cannot be one kernel, spill, or need too much are refused. Their templates,
         registers, spills and shared memory are in the plan.
+    proposers : sequence of Strategy
+        Strategies of your own, beside those that the configuration names: they propose groups, the
+        guards and the search decide as they do about all others.
 
     Returns
     -------
@@ -68,7 +73,9 @@ def plan(
     config = config or FusionConfig()
     resolved, canonical = resolve(mod, target, config)
     compiler = KernelCompiler(canonical, resolved) if build else None
-    return plan_module(canonical, resolved, config, model=name, compiler=compiler)
+    return plan_module(
+        canonical, resolved, config, model=name, compiler=compiler, proposers=proposers
+    )
 
 
 def explain(

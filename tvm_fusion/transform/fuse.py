@@ -18,7 +18,7 @@ from ..planner.compare import Kernel
 from ..planner.plan import Plan, TargetInfo
 from ..planner.planner import Compiler, Solution, solve
 from ..strategies.attributes import proposal_from
-from ..strategies.base import Proposal
+from ..strategies.base import Proposal, Strategy
 from ..targets import parse_target, with_products
 from .annotate import annotate
 from .strip_fusion import ExistingGroup, is_group, strip
@@ -32,6 +32,7 @@ def plan_module(
     model: str = "model",
     excluded: Mapping[Kernel, Verdict] | None = None,
     offered: Sequence[Proposal] = (),
+    proposers: Sequence[Strategy] = (),
     compiler: Compiler | None = None,
     measure: Measure | None = None,
     recall: Measure | None = None,
@@ -52,6 +53,8 @@ def plan_module(
         Groups that must not be taken, and why.
     offered : sequence of Proposal, optional
         Further proposals.
+    proposers : sequence of Strategy, optional
+        Strategies beside those that the configuration names; guards, cost and search treat all alike.
     compiler, measure, recall : callable, optional
         What the compiler and the clock say of kernels (see ``planner.solve``).
     """
@@ -62,9 +65,10 @@ def plan_module(
     device = device_for(resolved)
     arch = resolved.attrs.get("arch") if resolved.kind.name == "cuda" else None
     info = TargetInfo(resolved.kind.name, str(arch) if arch else None, device.name)
+    own = [p for strategy in proposers for p in strategy.propose(found.graph, config)]
     return make_plan(
         found.graph, device, info, config, model=model, existing=existing, excluded=excluded,
-        offered=offered, compiler=compiler, measure=measure, recall=recall,
+        offered=[*offered, *own], compiler=compiler, measure=measure, recall=recall,
     )  # fmt: skip
 
 
@@ -251,16 +255,26 @@ class Fuse:
         A plan to carry out, or the configuration to plan with (None: the default one).
     target : Target, str or None
         Target to predict for when planning; None takes the current one.
+    proposers : sequence of Strategy
+        Strategies of your own, beside those that the configuration names. A plan has been made already
+        and asks none.
     """
 
     def __init__(
-        self, what: Plan | FusionConfig | None = None, target: Target | str | None = None
+        self,
+        what: Plan | FusionConfig | None = None,
+        target: Target | str | None = None,
+        *,
+        proposers: Sequence[Strategy] = (),
     ) -> None:
         self.what = what
         self.target = target
+        self.proposers = tuple(proposers)
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Annotate ``main``."""
         if isinstance(self.what, Plan):
             return apply_plan(mod, self.what)
-        return apply_plan(mod, plan_module(mod, self.target, self.what or FusionConfig()))
+        config = self.what or FusionConfig()
+        plan = plan_module(mod, self.target, config, proposers=self.proposers)
+        return apply_plan(mod, plan)
