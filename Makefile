@@ -23,7 +23,7 @@ help:
 	@echo "make test-full  all tests: with PyTorch, every model, packaging in clean environments"
 	@echo "make docs       the documentation site, in build/site; a warning is an error"
 	@echo "make relay-env  an environment with a TVM that has Relay, for its tests (Python 3.10)"
-	@echo "make lint       style of Python and C++;  make format repairs it"
+	@echo "make lint       style of Python and C++, types of the public API;  make format repairs it"
 	@echo "make clean      remove what the other targets made"
 
 install: $(VENV)/installed
@@ -65,6 +65,7 @@ test-full: $(VENV)/installed-torch $(VENV)/installed-docs relay-env
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror tvm_fusion/csrc/* examples/cpp/*.cc examples/cpp/*.h
 
 format: $(VENV)/installed

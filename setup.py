@@ -49,6 +49,7 @@ EXTRAS = {
         # Formatters change their mind between releases.
         "clang-format==18.1.8",
         "hypothesis",
+        "mypy==2.4.*",
         "pytest",
         # For tests of machine code.
         "nvidia-cuda-nvdisasm",

@@ -95,5 +95,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def caption(text: str) -> None:
     """Write a caption below the current figure and show it."""
-    plt.gcf().text(0.02, -0.02, text, fontsize=9, va="top", wrap=True)
+    figure = plt.gcf()
+    figure.canvas.draw()  # so that the labels have their places
+    lowest = figure.get_tightbbox().y0 / figure.get_figheight()
+    figure.text(0.02, lowest - 0.04, text, fontsize=9, va="top", wrap=True)
     plt.show()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from .build.executable import CompiledModel
 from .build.model import compile_model
@@ -25,6 +26,7 @@ from .tuning.session import Session
 from .tuning.trials import TrialSet
 from .tuning.tune import TRIALS, Remote, plan_from_records, plan_from_shipped, tune_model
 from .tuning.tuned import lookup_in, tuned_records
+from .tuning.work_dir import Records
 from .tuning.workbench import device_of
 from .verification.report import VerificationReport
 from .verification.verify import Progress, check_groups, refusals_of, verify_module
@@ -228,7 +230,8 @@ def plan_with_records(
         Name of the model in the plan.
     """
     if tuned:
-        return plan_from_records(canonical, target, records[0], config=config, name=name)
+        own = cast("Records", records[0])  # a work dir's, not one of the package
+        return plan_from_records(canonical, target, own, config=config, name=name)
     if target.kind.name != "cuda":
         return None
     decide = config or FusionConfig()

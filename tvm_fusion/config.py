@@ -123,8 +123,11 @@ def _check_count(field: str, value: object) -> None:
 
 
 def _check_number(field: str, value: object, least: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value < math.inf:  # NaN compares false
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not least <= value < math.inf  # NaN compares false
+    ):
         raise ValueError(f"{field} must be a number of at least {least}, got {value!r}")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from ..build.inputs import require_static
 from ..build.signature import signature_of
@@ -58,7 +58,7 @@ class Tuned:
 def tune_model(
     mod: tvm.IRModule,
     target: Target,
-    work_dir: str | Path,
+    work_dir: str | os.PathLike[str],
     *,
     config: FusionConfig | None = None,
     trials: int = TRIALS,

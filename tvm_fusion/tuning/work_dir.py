@@ -7,6 +7,7 @@ files. Several processes may use one work dir at once.
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import re
 import warnings
@@ -122,7 +123,7 @@ class WorkDir:
         The folder; it need not exist.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def place(self, arch: str, dtype_policy: str, tvm: str | None = None) -> Place:
