@@ -79,6 +79,31 @@ def test_products_in_tf32_may_differ_as_those_of_float16_on_a_gpu_alone():
         assert verify.tolerance_of(exact, gpu, table) == table["float32"]
 
 
+def mixed(*, narrow: bool):
+    """A product in float32 of float16 inputs, rounded to float16 or not."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(n, relax.TensorType((32, 32), "float16")) for n in "xy")
+    with builder.function("main", [x, y], {"num_input": 2}):
+        with builder.dataflow():
+            wide = [builder.emit(relax.op.astype(v, "float32")) for v in (x, y)]
+            out = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*wide))))
+            out = builder.emit(relax.op.astype(out, "float16")) if narrow else out
+            out = builder.emit_output(out)
+        builder.emit_func_output(out)
+    return tf.transform.Canonicalize()(builder.get())
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_results_of_a_narrower_type_than_the_products_are_rounded(narrow):
+    module = mixed(narrow=narrow)
+    plan = tf.plan(module, "llvm")
+    assert plan.dtype == "float32"
+    report = tf.verify(module, "llvm", plan=plan)
+    assert report.passed
+    table = verify.MODEL_TOLERANCE
+    assert report.comparisons[0].tolerance == table["float16" if narrow else "float32"]
+
+
 def test_a_plan_in_tf32_is_verified_on_its_own_layout():
     """Its convolutions are channels-last; the model's inputs and outputs are not."""
     module = chain()

@@ -14,6 +14,7 @@ from ..build.model import build_module, lower_once
 from ..build.signature import Signature, TensorSpec, signature_of
 from ..compat import Constant, Target, ir, relax, structural_equal, structural_hash, tvm
 from ..errors import CompilerError
+from ..graph.dataflow import DataflowGraph
 from ..graph.relax import from_relax
 from ..planner.plan import Group, Plan, Rejection
 from ..targets import runnable
@@ -74,7 +75,8 @@ def verify_module(
     flat, _ = strip(mod)
     groups = check_groups(flat, plan, compiled.target, seed=seed, progress=progress)
     reference = Reference(flat, plan.dtype)
-    tolerance = tolerance_of(plan, compiled.target, MODEL_TOLERANCE)
+    graph = from_relax(flat).graph
+    tolerance = tolerance_of(plan, compiled.target, MODEL_TOLERANCE, graph=graph)
     whole = compare("model", (), reference, compiled, compiled.signature, tolerance, inputs, seed)
     if not whole.passed and plan.dtype in NARROW_TYPES:
         # Deep models in narrow types round much, fused or not: what counts is that fusing adds little.
@@ -114,8 +116,9 @@ def check_groups(
     out = []
     for i, group in enumerate(plan.groups):
         if group.id in sides:
-            dense = any(o.pattern == "anchor" for o in from_relax(bodies[group.id]).graph.operators)
-            tolerance = tolerance_of(plan, where, GROUP_TOLERANCE, dense=dense)
+            graph = from_relax(bodies[group.id]).graph
+            dense = any(o.pattern == "anchor" for o in graph.operators)
+            tolerance = tolerance_of(plan, where, GROUP_TOLERANCE, dense=dense, graph=graph)
             found[group.id] = _check_group(group, sides[group.id], tolerance, seed)
         out.append(dataclasses.replace(found[twin[group.id]], name=group.id, nodes=group.nodes))
         if progress:
@@ -205,7 +208,12 @@ def _group_calls(annotated: tvm.IRModule) -> dict[str, list[Any]]:
 
 
 def tolerance_of(
-    plan: Plan, target: Target, table: Mapping[str, float], *, dense: bool = True
+    plan: Plan,
+    target: Target,
+    table: Mapping[str, float],
+    *,
+    dense: bool = True,
+    graph: DataflowGraph | None = None,
 ) -> float:
     """Largest accepted difference of what is computed by a plan.
 
@@ -219,9 +227,15 @@ def tolerance_of(
         `GROUP_TOLERANCE` or `MODEL_TOLERANCE`.
     dense : bool
         Whether there are convolutions or matrix products among it; nothing else is rounded to TF32.
+    graph : DataflowGraph, optional
+        What is computed: where some of its results are narrower than the plan's type, they are rounded.
     """
     rounded = dense and target.kind.name == "cuda"
-    return table.get(plan.precision if rounded else plan.dtype, 0.0)
+    found = [table.get(plan.precision if rounded else plan.dtype, 0.0)]
+    for operator in graph.operators if graph is not None else ():
+        types = (graph.tensors[name].dtype for name in operator.outputs)
+        found += [table[dtype] for dtype in types if dtype in NARROW_TYPES and dtype in table]
+    return max(found)
 
 
 def _check_group(group: Group, side: _Side, tolerance: float, seed: int) -> Comparison:
