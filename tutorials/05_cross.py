@@ -211,4 +211,4 @@ np.testing.assert_allclose(joined(*arrays)[0], apart(*arrays)[0], rtol=1e-4, ato
 # - Whole networks: with and without cross fusion ResNet-50 took 189.6 and 194.4 µs on an H200 (float16, batch
 #   1; `benchmarks/results/h200-figures.md`), 2.5 % less; the sources report 15 %.
 #
-# Next: [07 your own](07_your_own.ipynb).
+# Next: [06 compound](06_compound.ipynb).
