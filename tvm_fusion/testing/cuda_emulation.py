@@ -41,6 +41,8 @@ _KERNEL = re.compile(
 )
 
 
+#: What TVM appends to a parameter's name for its pointer, with a number where it passes the tensor twice.
+_POINTER = re.compile(r"_ptr(_\d+)?$")
 _SHARED = re.compile(r"__shared__\s+([^;=()]*(?:\([^)]*\))?[^;=()]*?)\b(\w+)\s*((?:\[[^\]]+\])*);")
 _DYNAMIC = re.compile(
     r"extern __shared__\s+(?:(?:__align__|alignas)\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\];"
@@ -206,7 +208,7 @@ def emulate(
         raise ValueError(f"the source defines the kernels {sorted(found)}; name one of them")
     types, names = _parameters(found[kernel][2])
     # TVM passes a tensor of truth values twice, as `x_ptr` and `x_ptr_1`: as bytes and as truth values.
-    keys = [name if name in arrays else re.sub(r"_ptr(_\d+)?$", "", name) for name in names]
+    keys = [name if name in arrays else _POINTER.sub("", name) for name in names]
     own = [_array(arrays, key, name) for key, name in zip(keys, names, strict=True)]
     if _DYNAMIC.search(source) and not launch.shared:
         raise ValueError("the source has dynamic shared memory; give its bytes as Launch.shared")

@@ -445,7 +445,7 @@ def workload(name):
         "lstm": {"iterations": 3, "num_hidden": 16},
     }.get(name, {})  # fmt: skip
     module = getattr(testing, name)
-    if name == "lstm":
+    if name in ("lstm", "synthetic"):
         mod, params = module.get_workload(**options)
     elif name == "densenet":
         mod, params = module.get_workload(densenet_size=121, batch_size=1, **options)

@@ -5,7 +5,6 @@ They need the environment of ``make relay-env``.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 import warnings
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tvm_fusion.frontend import relay
+from tvm_fusion.testing.relay_fixtures import read_arrays, read_document
 
 relay_environment = pytest.importorskip("tvm_fusion.testing.relay_environment")
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 NETWORKS = (
     "mobilenet_v2", "bert", "mlp", "dqn", "dcgan", "lstm", "squeezenet", "mobilenet", "resnet", "vgg+params",
-    "densenet", "inception_v3", "resnet_3d",
+    "densenet", "inception_v3", "resnet_3d", "synthetic",
 )  # fmt: skip
 
 #: Networks that the passes of tvm_fusion.relay annotate (tvm_fusion.testing.relay_models), with the fewest groups.
@@ -77,6 +77,27 @@ def test_matches_relay(made, run_module, name):
         assert seconds < 5
 
 
+STORED = sorted(
+    path.name.removesuffix(".npz") for path in (HERE / "data" / "networks").glob("*.npz")
+)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_network(name):
+    """What tests/gpu/test_relay_on_gpu.py runs on a GPU, on the CPU: needs no Relay."""
+    import tvm_fusion as tf
+    from tvm_fusion.transform import StripFusion
+
+    folder = HERE / "data" / "networks"
+    mod = relay.from_document(read_document(folder / f"{name}_annotated_16.json.gz"))
+    inputs, expected = read_arrays(folder / f"{name}.npz")
+    for form in (mod, StripFusion()(mod)):
+        results = tf.compile(form, "llvm", verify=False)(*inputs.values())
+        for got, want in zip(results, expected, strict=True):
+            scale = float(np.abs(want).max())
+            np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=1e-4)
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ANNOTATED)
 def test_annotated_by_the_relay_passes(python, tmp_path, run_module, name):
@@ -84,55 +105,18 @@ def test_annotated_by_the_relay_passes(python, tmp_path, run_module, name):
     import tvm_fusion as tf
     from tvm_fusion.transform import StripFusion
 
-    script = tmp_path / "annotate.py"
-    script.write_text(ANNOTATE)
-    call([python, str(script), str(tmp_path / "model.json"), name])
-    mod = relay.load(tmp_path / "model.json")
+    call([python, str(HERE / "annotate_network.py"), str(tmp_path), name], cwd=HERE.parents[2])
+    mod = relay.load(tmp_path / f"{name}.json")
     plain = StripFusion()(mod)
     groups = [gvar for gvar in mod.get_global_vars() if gvar.name_hint != "main"]
     assert len(groups) >= ANNOTATED[name]
     target = "cuda:sm_90a"
     kept, own = tf.plan(mod, target), tf.plan(plain, target)
     assert sorted(g.nodes for g in kept.groups) == sorted(g.nodes for g in own.groups)
-    with np.load(tmp_path / "model.npz") as arrays:
-        results = run_module(plain, *[arrays[p.name] for p in plain["main"].params])
-        for i, got in enumerate(results):
-            want = arrays[f"out_{i}"]
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max()))
+    inputs, expected = read_arrays(tmp_path / f"{name}.npz")
+    for got, want in zip(run_module(plain, *inputs.values()), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max()))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # a group that is left unfused is one
         model = tf.compile(mod, target)
     assert len(model.plan.groups) == len(groups)
-
-
-#: Run in the environment with Relay: annotate a network with all four passes and save it.
-ANNOTATE = """
-import sys
-import numpy as np
-import tvm
-import tvm_fusion.relay as fusion
-from tvm_fusion.testing.relay_models import bert, inputs_of, network, run_graph, simplified
-
-path, name = sys.argv[1:]
-before = simplified(bert() if name == "bert" else network(name, 64))
-passes = (fusion.VerticalFusion, fusion.HorizontalFusion, fusion.CrossFusion, fusion.CompoundFusion)
-mod = tvm.transform.Sequential([make(target="cuda:sm_90a") for make in passes])(before)
-with open(path, "w") as file:
-    file.write(tvm.ir.save_json(mod))
-inputs = inputs_of(before)
-names = [param.name_hint for param in before["main"].params]
-values = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs))
-arrays = {"out_%d" % i: value for i, value in enumerate(run_graph(before, inputs))}
-arrays.update({key: value.numpy() if hasattr(value, "numpy") else value for key, value in values.items()})
-np.savez(path.replace(".json", ".npz"), **arrays)
-"""
-
-
-def test_the_page_saves_what_is_read(python, tmp_path):
-    """The script that docs/relay-models.md gives for the old TVM."""
-    page = (HERE.parents[2] / "docs" / "relay-models.md").read_text(encoding="utf-8")
-    code = re.search(r"## 1\..*?```python\n(.*?)```", page, re.DOTALL)[1]
-    model = "from tvm.relay import testing\nmod, params = testing.mlp.get_workload(1)\n"
-    call([python, "-c", code.replace("# mod, params", f"{model}# mod, params")], cwd=tmp_path)
-    mod = relay.load(tmp_path / "model.json", params=tmp_path / "model.params")
-    assert [p.name for p in mod["main"].params] == ["data"]
