@@ -26,11 +26,14 @@ def load(
         document: Any = json.loads(
             data
         )  # TVM's own reader reports a position in C++ source instead
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) or "it does not fit into memory"
+        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {reason}") from None
     if relay.is_relay(document):
         del data
         return relay.from_document(document, str(path), params=params, shape=shape, dtype=dtype)
+    if not isinstance(document, dict):
+        raise InvalidModelError(f"{str(path)!r} is JSON, but no module saved by tvm.ir.save_json")
     del document
     values = relay.load_params(params) if params is not None else None
     return relax.from_json(data, str(path), shape=shape, dtype=dtype, params=values)

@@ -333,6 +333,21 @@ def test_truncated(tmp_path):
             load(written(tmp_path, text[: len(text) * tenth // 10]))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"nodes": [], "arg_nodes": [0], "heads": []}', "graph that relay.build made.*before it is built"),
+        ("[]", "no module saved by"),
+        ('"model"', "no module saved by"),
+        ("v0.0.4\ndef @main(%x: Tensor[(1), float32]) {}", "not a readable JSON file"),
+    ],
+)  # fmt: skip
+def test_files_of_another_kind(tmp_path, text, message):
+    with pytest.raises(InvalidModelError, match=message) as error:
+        load(written(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
 def spoiled(change):
     """A document after a change."""
     content = document("control")

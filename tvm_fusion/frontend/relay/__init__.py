@@ -74,17 +74,18 @@ def load(
         raise InvalidModelError(f"the model file {str(path)!r} does not exist")
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {error}") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) or "it does not fit into memory"
+        raise InvalidModelError(f"{str(path)!r} is not a readable JSON file: {reason}") from None
     return from_document(document, str(path), params=params, shape=shape, dtype=dtype)
 
 
 def is_relay(document: Any) -> bool:
-    """Return whether a parsed JSON file has the form of a Relay module: that of TVM before 0.20."""
+    """Return whether a parsed JSON file is a module of TVM before 0.20, or the graph that was built of one."""
     return (
         isinstance(document, dict)
         and "nodes" in document
-        and ("root" in document or "b64ndarrays" in document)
+        and any(key in document for key in ("root", "b64ndarrays", "arg_nodes"))
     )
 
 

@@ -42,6 +42,9 @@ DTYPES = frozenset(_DTYPES.values())
 #: An array has at most this many axes.
 MAX_RANK = 8
 
+#: That many letters of base64 hold the longest head of an array.
+_HEAD_TEXT = 4 * -(-(_HEADER.size + 8 * (MAX_RANK + 1)) // 3)
+
 #: A constant may take this many bytes.
 MAX_BYTES = 2 << 30
 
@@ -122,6 +125,8 @@ class StoredArrays:
             if not isinstance(text, str):
                 raise InvalidModelError(f"{where} is no base64 text: the file is damaged")
             try:
+                # The head alone first: what is too large is not decoded.
+                read_header(base64.b64decode(text[:_HEAD_TEXT]), where)
                 data = base64.b64decode(text)
             except (binascii.Error, ValueError):
                 raise InvalidModelError(f"{where} is no base64 text: the file is damaged") from None

@@ -35,6 +35,11 @@ class NodeTable:
     def __init__(self, document: Any) -> None:
         if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
             raise InvalidModelError("it is no node list of tvm.ir.save_json: save the module again")
+        if "arg_nodes" in document:
+            raise InvalidModelError(
+                "it is the graph that relay.build made, not a Relay module: save the module with tvm.ir.save_json "
+                "before it is built"
+            )
         self._nodes = document["nodes"]
         self.root = document.get("root")
         self.arrays = document.get("b64ndarrays", [])
@@ -69,7 +74,7 @@ class NodeTable:
         """Raise unless a node is of one of these classes."""
         if self.kind(index) not in kinds:
             raise InvalidModelError(
-                f"{self.describe(index)} stands where a {' or '.join(kinds)} must be: the file is damaged"
+                f"{self.describe(index)} stands where {' or '.join(kinds)} must be: the file is damaged"
             )
 
     def text(self, index: int) -> str:
