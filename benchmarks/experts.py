@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from llama import LlamaLayer, MergedLlama
 from torch import Tensor, nn
 from torch_rows import BertBlock, ConvSum, Cross, DenseNormHeads, GeluNorm, Projections, Workload
 
@@ -168,6 +169,7 @@ def expert(work: Workload) -> nn.Module:
         return FoldedPair(net)
     kinds = {
         DenseNormHeads: MergedDenseNorm, Projections: MergedProjections, Cross: FusedCross, BertBlock: MergedBert,
+        LlamaLayer: MergedLlama,
     }  # fmt: skip
     if type(net) in kinds:
         return kinds[type(net)](net)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from llama import LlamaLayer, RmsNorm
 from rows import ROWS, Row
 from torch import Tensor, nn
 
@@ -183,6 +184,7 @@ _MAKERS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] 
     "gelu_ln": (GeluNorm, ((8192, 4096), (8192, 4096))),
     "bert128": (BertBlock, ((1, 128, 768),)),
     "bert512x8": (BertBlock, ((8, 512, 768),)),
+    "llama7b_layer_512": (LlamaLayer, ((1, 512, 4096),)),
 }
 
 
@@ -223,6 +225,8 @@ def _randomise(module: nn.Module, generator: torch.Generator) -> nn.Module:
         elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
             layer.weight.data.uniform_(0.8, 1.2, generator=generator)
             layer.bias.data.uniform_(-0.2, 0.2, generator=generator)
+        elif isinstance(layer, RmsNorm):
+            layer.weight.data.uniform_(0.8, 1.2, generator=generator)
         elif isinstance(layer, GeluNorm):
             layer.bias.data.uniform_(-0.5, 0.5, generator=generator)
         if isinstance(layer, nn.BatchNorm2d):
@@ -275,7 +279,7 @@ def exported(work: Workload) -> torch.export.ExportedProgram:
     """Export a row for this project: float32 (the importer converts), 16-bit images channels last."""
     module, inputs = work.module, work.inputs
     for layer in module.modules():
-        if isinstance(layer, BertBlock):
+        if isinstance(layer, BertBlock | LlamaLayer):
             layer.library_attention = False
     if work.row.network and not work.row.image:
         module.model.config._attn_implementation = "eager"
@@ -287,5 +291,5 @@ def exported(work: Workload) -> torch.export.ExportedProgram:
             return torch.export.export(module, inputs)
     finally:
         for layer in work.module.modules():
-            if isinstance(layer, BertBlock):
+            if isinstance(layer, BertBlock | LlamaLayer):
                 layer.library_attention = True

@@ -105,6 +105,37 @@ def test_every_version_of_a_row_computes_the_same(name: str, dtype: str) -> None
 
 
 @pytest.mark.torch
+def test_a_small_layer_of_llama() -> None:
+    """The row's own is too large for this test; work, traffic and every version agree at another size."""
+    import torch
+    from accuracy import error_of
+    from experts import expert
+    from llama import LlamaLayer
+    from torch.utils.flop_counter import FlopCounterMode
+    from torch_rows import Workload, exported
+
+    sizes = {"hidden": 64, "inner": 160}
+    torch.manual_seed(0)
+    net = LlamaLayer(tokens=24, heads=4, **sizes).eval().requires_grad_(False)
+    work = Workload(rows.ROWS["llama7b_layer_512"], "float32", net, (torch.randn(1, 24, 64),))
+    right = net.double()(work.inputs[0].double()).numpy()
+    net.float()
+    for version in (net, expert(work), exported(work).module()):
+        assert error_of([version(*work.inputs).numpy()], [right]).l2 < 1e-6
+    net.library_attention = False
+    with FlopCounterMode(display=False) as counter:
+        net(*work.inputs)
+    # Written out, attention computes above the diagonal, too.
+    above = 2 * 24 * 23 * 64
+    assert counter.get_total_flops() == rows._llama_flops(24, **sizes) + above
+    weights = sum(p.numel() for p in net.parameters())
+    assert weights + 2 * 24 * 64 == rows._llama_elements(24, **sizes)
+    assert rows.ROWS["llama7b_layer_512"].floor_us("float16", 4.24e12, 666e12, 1.04) == (
+        pytest.approx(318, abs=3)
+    )
+
+
+@pytest.mark.torch
 def test_values_depend_on_the_dtype_and_the_seed_only() -> None:
     import torch
     from torch_rows import build

@@ -25,6 +25,7 @@ from .replace_reshapes import ReplaceReshapes
 from .rewrite import bindings_of, sharing_scans
 from .simplify_bias import SimplifyBias
 from .slice_lookups import SliceLookups
+from .slice_splits import SliceSplits
 from .split_products import SplitProducts
 from .unstack_reductions import UnstackReductions
 from .widen_sums import WidenSums
@@ -48,6 +49,7 @@ __all__ = [
     "ReplaceReshapes",
     "SimplifyBias",
     "SliceLookups",
+    "SliceSplits",
     "SplitProducts",
     "UnstackReductions",
     "WidenSums",
@@ -72,6 +74,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     RecognizeNorms,  # after ExpandPowers: it looks for squares
     MoveReshapes,  # after RemoveNoOps: a dropout would stop a reshape on its way
     SplitProducts,  # after MoveReshapes, which brings the split and its product together
+    SliceSplits,  # after SplitProducts, which leaves no copy at all
     FoldPadding,  # any time after RemoveNoOps, which drops paddings by nothing
     MergeScaleShifts,  # one multiplication and one addition per chain, so that the next pass sees the whole scale
     FoldScaleIntoWeights,  # leaves convolution + addition where batch norm was
