@@ -266,6 +266,8 @@ def form_of(graph: DataflowGraph, join: Join) -> str:
             return "collapsed"
         if heads[0].op == "conv2d" or not elementwise_join:
             return "merged"
+    if elementwise_join and _stacks(graph, heads):
+        return "merged"
     return "joined" if elementwise_join else "partitioned"
 
 
@@ -279,6 +281,16 @@ def _read_alike(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
 def _mergeable(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
     """One signature, and weights that can be concatenated."""
     return len({signature(graph, h) for h in heads}) == 1 and can_concatenate_weights(graph, heads)
+
+
+def _stacks(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:
+    """Whether heads are products of one input and one size, which a thread can hold side by side.
+
+    What follows each of them until they meet may differ: the gate of a gated linear unit has its
+    activation, the other branch has none.
+    """
+    products = all(h.op == "matmul" for h in heads) and _mergeable(graph, heads)
+    return products and len({_weight_shape(graph, h) for h in heads}) == 1
 
 
 def can_concatenate_weights(graph: DataflowGraph, heads: Sequence[Operator]) -> bool:

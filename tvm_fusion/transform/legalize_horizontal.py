@@ -96,6 +96,32 @@ def merged_conv2d(x: te.Tensor, weight: te.Tensor, attrs: ir.Attrs) -> te.Tensor
     )
 
 
+def merged_matmul(x: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """Multiply one input by the weights of several members.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        ``[..., k]``.
+    weight : te.Tensor
+        The members' weights stacked in front: ``[b, k, n]``.
+
+    Returns
+    -------
+    te.Tensor
+        float32, ``[..., b, n]``. Products are summed in float32.
+    """
+    k = te.reduce_axis((0, x.shape[-1]), name="k")
+
+    def product(*place: tirx.Var) -> tirx.Expr:
+        *rows, member, column = place
+        factors = x(*rows, k), weight(member, k, column)
+        return te.sum(tirx.Mul(*(f.astype("float32") for f in factors)), axis=k)
+
+    shape = (*x.shape[:-1], weight.shape[0], weight.shape[2])
+    return te.compute(shape, product, name="merged_matmul")
+
+
 def select_branch(stacked: te.Tensor, branch: int, axis: int) -> te.Tensor:
     """Return one branch of a merged convolution.
 
@@ -106,7 +132,7 @@ def select_branch(stacked: te.Tensor, branch: int, axis: int) -> te.Tensor:
     branch : int
         Which branch.
     axis : int
-        The branch axis: 1 for ``[n, b, f, y, x]``, 3 for ``[n, y, x, b, f]``.
+        The branch axis: 1 for ``[n, b, f, y, x]``, 3 for ``[n, y, x, b, f]``, the last but one for products.
     """
     shape = [*stacked.shape[:axis], *stacked.shape[axis + 1 :]]
     return te.compute(shape, lambda *i: stacked(*i[:axis], branch, *i[axis:]), name="select_branch")

@@ -16,7 +16,7 @@ from ..strategies.growth import POINTWISE
 from ..strategies.horizontal import same_structure
 from ..strategies.padding import CommonKernel, pad_offsets
 from .legalize import with_fields
-from .legalize_horizontal import emit_split_store, merged_conv2d, select_branch
+from .legalize_horizontal import emit_split_store, merged_conv2d, merged_matmul, select_branch
 from .rewrite_members import GroupBody, as_float, make_constant
 from .rewrite_stacked_rows import emit_stacked_rows
 
@@ -299,23 +299,32 @@ def _emit_steps(
 
 
 def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors) -> None:
-    """One convolution with a branch axis; the join reads it at constant branch indices, all in registers.
+    """One convolution or product with a branch axis; the join reads it at constant branch indices, all in registers.
 
     The operators that every member runs are applied to all branches at once, in float32; what
     follows (the join, an operand from outside, the tail) is replayed on the branches.
     """
     head = anchors.call
-    if head.op.name != "relax.nn.conv2d" or len({w.shape for w in anchors.weights}) > 1:
-        raise LoweringError("only 2-D convolutions of equal weight shape can be stacked")
+    is_product, rank = head.op.name == "relax.matmul", head.ty.ndim
+    plain = len(anchors.weights[0].shape) == 2 if is_product else head.op.name == "relax.nn.conv2d"
+    if not plain or len({w.shape for w in anchors.weights}) > 1:
+        raise LoweringError(
+            "only 2-D convolutions and plain products of equal weight shape can be stacked"
+        )
     rest = _replay_before(group, anchors.heads)
     weight = make_constant(np.stack(anchors.weights), anchors.dtype)
     data = group.values[head.args[0]]
-    value = group.builder.emit(group.builder.call_te(merged_conv2d, data, weight, anchors.attrs))
-    branch_axis = 3 if str(head.attrs.data_layout) == "NHWC" else 1
+    if is_product:
+        value = group.builder.emit(group.builder.call_te(merged_matmul, data, weight))
+        branch_axis = rank - 1
+    else:
+        found = group.builder.call_te(merged_conv2d, data, weight, anchors.attrs)
+        value = group.builder.emit(found)
+        branch_axis = 3 if str(head.attrs.data_layout) == "NHWC" else 1
 
     def combined(constants: list[Constant]) -> Constant:
         arrays = [as_float(c) for c in constants]
-        arrays = [a.reshape((1,) * (4 - a.ndim) + a.shape) for a in arrays]
+        arrays = [a.reshape((1,) * (rank - a.ndim) + a.shape) for a in arrays]
         return make_constant(np.stack(arrays, axis=branch_axis), "float32")
 
     prefix = _common_prefix(group, branches)
