@@ -213,3 +213,17 @@ def test_rows_that_cannot_be_stacked(members):
             parts.append(b.op(f"{row}{number}", row_operator(row)(value)))
     assert with_rows(b.finish(*parts)) == []
     assert with_rows(dense_norm_heads(heads=2, rows=6, width=16, outputs=8, separate=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "constant", "form"), [(1, True, "merged"), (2, True, "joined"), (1, False, "joined")]
+)
+def test_a_gated_linear_unit(inputs, constant, form):
+    """Products of one input lie side by side in a thread, though only the gate has an activation."""
+    b = ModuleBuilder("float16")
+    x = [b.input(f"x{i}", (64, 32)) for i in range(inputs)]
+    weights = [b.const(32, 48) if constant else b.input(f"w{i}", (32, 48)) for i in range(2)]
+    gate = b.op("act", relax.op.nn.silu(b.op("gate", relax.op.matmul(x[0], weights[0]))))
+    up = b.op("up", relax.op.matmul(x[-1], weights[1]))
+    p = largest(b.finish(b.op("out", relax.op.multiply(gate, up))))
+    assert (p.option("form"), p.option("join"), len(p.members)) == (form, "multiply", 2)

@@ -120,6 +120,21 @@ def chains_joined(b):
     return b.finish(b.relu("out", b.add("j", *sides)))
 
 
+def gated_unit(b):
+    """SwiGLU: the gate has an activation that reads it twice, the other branch a bias of its own."""
+    x = b.input("x", (2, 5, 12))
+    gates = b.dense("gate", x, 9, bias=False)
+    active = b.op("silu", op.multiply(gates, b.op("sig", op.sigmoid(gates))))
+    return b.finish(b.relu("r", b.op("j", op.multiply(active, b.dense("up", x, 9)))))
+
+
+def sum_of_products(b):
+    """Equal chains: what both run is emitted once, for both."""
+    x = b.input("x", (6, 12))
+    sides = [b.op(f"act{i}", op.tanh(b.dense(f"fc{i}", x, 7))) for i in range(3)]
+    return b.finish(b.add("k", b.add("j", *sides[:2]), sides[2]))
+
+
 def gate(b):
     """Squeeze and excite: a product for each channel times the map."""
     s, x = b.input("s", (2, 3)), b.map("x", 6)
@@ -290,6 +305,8 @@ CASES = {
     "apart_any": (members_of_any_kind, "compound", {"form": "partitioned", "join": "apart"}),
     "apart_rows": (dense_and_norm, "compound", {"form": "partitioned", "join": "apart"}),
     "merged_dense": (projections, "compound", {"form": "merged", "join": "apart"}),
+    "merged_gated": (gated_unit, "compound", {"form": "merged", "join": "multiply"}),
+    "merged_sum": (sum_of_products, "compound", {"form": "merged", "join": "add"}),
     "merged_norms": (norms_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),
     "merged_rms": (rms_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),
     "merged_softmax": (softmax_of_one_input, "compound", {"form": "merged", "join": "apart"}),
