@@ -65,6 +65,17 @@ TEXT = {
         partial(transformer_blocks.bert_block, sequence=16, hidden=48, heads=3),
         {"tensor_core"},
     ),
+    "llama": (
+        partial(
+            transformer_blocks.llama_layer,
+            sequence=24,
+            hidden=64,
+            heads=4,
+            kv_heads=2,
+            inner=88,
+        ),
+        {"tensor_core", "attention", "elementwise", "rows"},
+    ),
     "projections": (
         partial(transformer_blocks.head_projections, heads=3, tokens=24, hidden=48, width=16),
         {"tensor_core"},

@@ -50,6 +50,8 @@ NAMED_BLOCKS: Mapping[str, Callable[..., tvm.IRModule]] = {
     "four_convs_relu": partial(parallel_convs, 4, relu=True),
     "bert": transformer_blocks.bert_block,
     "bert_batch8": partial(transformer_blocks.bert_block, batch=8),
+    "llama": transformer_blocks.llama_layer,
+    "llama_grouped": partial(transformer_blocks.llama_layer, kv_heads=2, sequence=64),
     "projections": transformer_blocks.head_projections,
     "dense_norm_heads": transformer_blocks.dense_norm_heads,
     "dense_norm": transformer_blocks.dense_norm,

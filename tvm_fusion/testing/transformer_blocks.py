@@ -68,6 +68,75 @@ def bert_block(
     return b.finish(layer_norm(b, "ffn_norm", y))
 
 
+def llama_layer(
+    *,
+    batch: int = 1,
+    sequence: int = 128,
+    hidden: int = 1024,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    inner: int | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> tvm.IRModule:
+    """Decoder layer of LLaMA (Touvron et al., 2023): causal attention with rotary embedding, then SwiGLU.
+
+    ``[batch, sequence, hidden]`` → the same shape. RMS norms stand before both halves, the residual
+    is added after; ``kv_heads`` (all when absent) keys and values are shared by groups of queries;
+    ``inner`` is 11/4·hidden when absent. No biases.
+    """
+    b = ModuleBuilder(dtype, seed=seed)
+    x = b.input("x", (batch, sequence, hidden))
+    width, shared = hidden // heads, kv_heads or heads
+    angles = np.outer(np.arange(sequence), 10000.0 ** (-np.arange(0, width, 2) / width))
+    cos, sin = (b.array(np.tile(f(angles), 2)) for f in (np.cos, np.sin))
+    least = np.finfo(np.float16).min
+    mask = b.array(np.triu(np.full((sequence, sequence), least), 1)[None, None])
+
+    def norm(name: str, value: Any) -> Any:
+        scale = b.array(1 + 0.1 * np.sin(np.arange(hidden)))
+        return b.op(name, relax.op.nn.rms_norm(value, scale, axes=[-1]))
+
+    def product(name: str, value: Any, columns: int) -> Any:
+        return b.dense(name, value, columns, bias=False)
+
+    def split_heads(name: str, value: Any, count: int) -> Any:
+        y = product(name, value, count * width)
+        y = b.op(f"{name}_split", relax.op.reshape(y, (batch, sequence, count, width)))
+        return b.op(f"{name}_heads", relax.op.permute_dims(y, (0, 2, 1, 3)))
+
+    def rotated(name: str, value: Any) -> Any:
+        half = width // 2
+        low = b.op(f"{name}_low", relax.op.strided_slice(value, [3], [0], [half]))
+        high = b.op(f"{name}_high", relax.op.strided_slice(value, [3], [half], [width]))
+        turned = b.concat(f"{name}_turn", [b.op(f"{name}_neg", relax.op.negative(high)), low], -1)
+        direct = b.op(f"{name}_cos", relax.op.multiply(value, cos))
+        return b.add(f"{name}_rotary", direct, b.op(f"{name}_sin", relax.op.multiply(turned, sin)))
+
+    def repeated(name: str, value: Any) -> Any:
+        if shared == heads:
+            return value
+        return b.op(f"{name}_repeat", relax.op.repeat(value, heads // shared, axis=1))
+
+    y = norm("attention_norm", x)
+    q = rotated("query", split_heads("query", y, heads))
+    k = repeated("key", rotated("key", split_heads("key", y, shared)))
+    v = repeated("value", split_heads("value", y, shared))
+    k = b.op("key_swap", relax.op.permute_dims(k, (0, 1, 3, 2)))
+    scores = b.op("scores", relax.op.matmul(q, k))
+    scores = b.op("scale", relax.op.multiply(scores, b.array(np.array(width**-0.5))))
+    weights = b.op("softmax", relax.op.nn.softmax(b.op("mask", relax.op.add(scores, mask))))
+    mixed = b.op("context", relax.op.matmul(weights, v))
+    mixed = b.op("context_swap", relax.op.permute_dims(mixed, (0, 2, 1, 3)))
+    mixed = b.op("context_merge", relax.op.reshape(mixed, (batch, sequence, hidden)))
+    x = b.add("attention_sum", x, product("output", mixed, hidden))
+    y = norm("ffn_norm", x)
+    inner = inner or hidden * 11 // 4
+    gate = b.op("silu", relax.op.nn.silu(product("gate", y, inner)))
+    grown = b.op("gated", relax.op.multiply(gate, product("up", y, inner)))
+    return b.finish(b.add("ffn_sum", x, product("down", grown, hidden)))
+
+
 def head_projections(
     *,
     heads: int = 8,
