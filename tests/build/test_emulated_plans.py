@@ -66,6 +66,10 @@ TEXT = {
         {"tensor_core"},
     ),
     "llama": (
+        partial(transformer_blocks.llama_layer, sequence=24, hidden=64, heads=4, inner=88),
+        {"tensor_core", "attention", "partitioned", "rows"},
+    ),
+    "llama grouped": (
         partial(
             transformer_blocks.llama_layer,
             sequence=24,

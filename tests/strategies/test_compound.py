@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+import tvm_fusion as tf
+from tvm_fusion.compat import relax
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.strategies import Compound, Horizontal, Vertical
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
@@ -109,3 +113,34 @@ def test_projections_of_all_heads():
 def test_composing_is_deterministic():
     module = dense_norm_heads(heads=3, rows=16, width=32, outputs=32, relu=True)
     assert composed(module) == composed(module)
+
+
+def turned(b, name, value, *, scale=False, after=None):
+    """Halves of a value swapped, and added to it; after another value, or with one more operator."""
+    if after is not None:
+        value = b.add(f"{name}_after", value, after)
+    low = b.op(f"{name}_low", relax.op.strided_slice(value, [1], [0], [4]))
+    high = b.op(f"{name}_high", relax.op.strided_slice(value, [1], [4], [8]))
+    both = b.concat(f"{name}_turn", [high, low], 1)
+    return b.add(name, value, b.op(f"{name}_scale", relax.op.exp(both)) if scale else both)
+
+
+def rotaries(*, scale=False, dependent=False):
+    b = ModuleBuilder()
+    first = turned(b, "q", b.input("x", (6, 8)))
+    after = first if dependent else None
+    return b.finish(first, turned(b, "k", b.input("y", (6, 8)), scale=scale, after=after))
+
+
+def test_rotary_embeddings_of_queries_and_keys_share_a_launch():
+    (p,) = [p for p in composed(rotaries()) if p.option("form") == "partitioned"]
+    assert [len(member) for member in p.members] == [4, 4]
+    assert {"q", "k", "q_turn", "k_turn"} < set(p.operators)
+    (group,) = tf.plan(rotaries(), "cuda:sm_90").groups
+    assert group.members == 2 and group.options["form"] == "partitioned"
+
+
+@pytest.mark.parametrize("options", [{"scale": True}, {"dependent": True}])
+def test_groups_that_run_other_operators_or_depend_on_each_other_do_not(options):
+    found = composed(rotaries(**options))
+    assert not any({"q_turn", "k_turn"} <= set(p.operators) for p in found)

@@ -2,7 +2,8 @@
 
 A compound proposal is composed of proposals that survived alone: the vertical chains inside the
 branches of a horizontal group, or sibling vertical groups that no other strategy puts side by side
-(a matrix product with the normalisation that follows it, two anchors back to back).
+(a matrix product with the normalisation that follows it, two anchors back to back, the rotary
+embeddings of queries and keys).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Compound:
                     yield dataclasses.replace(proposal, strategy="compound", parts=parts)
         for members in _sibling_groups(graph, config, survived):
             yield _side_by_side(graph, members)
+        for members in _sibling_cones(graph, config, survived):
+            yield _side_by_side(graph, members)
 
 
 def _parts_of(
@@ -83,6 +86,35 @@ def _sibling_groups(
             names = tuple(p.anchors[0] for p in members)
             if len(members) > 1 and names not in seen:
                 seen.add(names)
+                yield members
+
+
+def _sibling_cones(
+    graph: DataflowGraph, config: FusionConfig, survived: Sequence[Proposal]
+) -> Iterator[tuple[Proposal, ...]]:
+    """Sets of groups that move elements (``cones.py``), run the same operators and stand at one level.
+
+    The rotary embeddings of queries and keys, for one; groups inside larger ones are left out.
+    """
+    largest: dict[str, Proposal] = {}  # by operator, the largest group that holds it
+    for proposal in survived:
+        lone = proposal.strategy == "vertical" and not proposal.anchors and not proposal.options
+        if not lone or all(graph.by_name[n].pattern != "injective" for n in proposal.operators):
+            continue
+        for name in proposal.operators:
+            best = largest.get(name)
+            if best is None or len(proposal.operators) > len(best.operators):
+                largest[name] = proposal
+    buckets: dict[tuple, list[Proposal]] = {}
+    for proposal in dict.fromkeys(largest.values()):
+        last = proposal.operators[-1]
+        if all(largest[name] is proposal for name in proposal.operators):
+            ops = tuple(graph.by_name[name].op for name in proposal.operators)
+            buckets.setdefault((graph.level[last], ops), []).append(proposal)
+    for bucket in buckets.values():
+        for start in range(0, len(bucket), config.max_members):
+            members = tuple(bucket[start : start + config.max_members])
+            if len(members) > 1:
                 yield members
 
 
