@@ -1,9 +1,10 @@
 """Arithmetic as kernels do it: in float32 whatever the types of memory, with forms of few instructions.
 
 An element of a memory-bound kernel has time for about forty instructions, which CUDA's ``erff`` and divisions use up
-alone. `fast_math` widens float16 and bfloat16 arithmetic to float32 (what is between a load and a store is not rounded)
-and writes error functions, exponentials, sigmoids and quotients in forms whose errors are small against the rounding
-of the result. ``tests/schedules/test_cuda_fast_math.py`` measures them over the whole range.
+alone. `fast_math` widens float16 and bfloat16 arithmetic to float32 (what is between a load and a store is rounded only
+by the intrinsic of ``rounding.py``) and writes error functions, exponentials, sigmoids and quotients in forms whose
+errors are small against the rounding of the result. ``tests/schedules/test_cuda_fast_math.py`` measures them over the
+whole range.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...compat import cuda_func_call, ir, structural_equal, tirx
+from ..rounding import device_rounding, rounded_type
 
 #: Types whose arithmetic is done in float32.
 NARROW = ("float16", "bfloat16")
@@ -205,6 +207,9 @@ class _Rewriter:
 
     def _call(self, expr: ir.Call) -> tirx.PrimExpr:
         name = function_of(expr)
+        narrow = rounded_type(expr)
+        if narrow:
+            return device_rounding(self.visit(expr.args[0]), narrow)
         if name not in _WIDENED:
             # Its arguments may be a buffer's place: what is inside stays as it is.
             return _widened(expr)

@@ -73,7 +73,7 @@ def compile_model(
     Raises
     ------
     LoweringError
-        With ``strict``, if a group fails; for strict numerics on a target that has none.
+        With ``strict``, if a group fails.
     PlanError
         If the plan was made for another model.
     """
@@ -81,7 +81,6 @@ def compile_model(
         stock = build_stock(mod, target)
         return CompiledModel(stock, signature_of(mod, target), plan, {}, target)
     config = config or FusionConfig()
-    _refuse_strict(plan.numerics if plan else config.numerics, target)
     with target:
         mod = tvm.transform.Sequential(before_lowering())(mod)
     plan = plan or plan_module(mod, target, config, model=model)
@@ -220,15 +219,6 @@ def lower_once(
     exact = with_variant(with_products(target, plan.float32_products))
     scheduled, messages = schedule_functions(lowered, exact, default)
     return scheduled, kernels, {g: messages[k] for g, k in kernels.items() if k in messages}
-
-
-def _refuse_strict(numerics: str, target: Target) -> None:
-    """Where CUDA has instructions for bfloat16, passes do not reach into the intrinsic that rounds."""
-    arch = str(target.attrs.get("arch", "")) if target.kind.name == "cuda" else ""
-    if numerics == "strict" and int("".join(filter(str.isdigit, arch)) or 0) >= 80:
-        raise LoweringError(
-            f"numerics='strict' cannot be built for {arch} yet, only for CPUs and archs before sm_80; leave it out"
-        )
 
 
 def _complain(message: str, strict: bool) -> None:

@@ -16,6 +16,7 @@ from .group_size import GroupSize
 from .member_shapes import EqualDtype, EqualLayout, EqualShape, EqualStructure
 from .on_chip import Occupancy, Registers, SharedMemory
 from .recompute import Recompute
+from .roundings import Roundings
 from .supported import Supported
 from .template_pairs import TemplatePairs
 from .work_ratio import WorkRatio
@@ -23,9 +24,9 @@ from .work_ratio import WorkRatio
 #: The user's word first, then what would be wrong, then what cannot be built, then what would not
 #: pay.
 GUARDS: tuple[Guard, ...] = (
-    Denied(), IndependentMembers(), Convex(), Supported(), StaticShape(), TemplatePairs(), AttentionTemplate(),
-    EqualDtype(), EqualLayout(), EqualShape(), EqualStructure(), WorkRatio(), Recompute(), GroupSize(), SharedMemory(),
-    Registers(), Occupancy(), CompileTime(),
+    Denied(), IndependentMembers(), Convex(), Roundings(), Supported(), StaticShape(), TemplatePairs(),
+    AttentionTemplate(), EqualDtype(), EqualLayout(), EqualShape(), EqualStructure(), WorkRatio(), Recompute(),
+    GroupSize(), SharedMemory(), Registers(), Occupancy(), CompileTime(),
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Roundings to bfloat16 that hold inside a kernel, for ``numerics="strict"``.
+"""Roundings to float16 and bfloat16 that hold inside a kernel, for ``numerics="strict"``.
 
 TVM computes bfloat16 in float32 and rounds where a value reaches memory; once an operator is inlined into the next,
-nothing rounds its result. float16 needs nothing: its operations round by themselves.
+nothing rounds its result. Kernels from our templates do the same with float16.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..compat import ir, s_tir, tirx
+from ..schedules.rounding import ROUNDINGS, rounding
 from .legalize import with_fields
-
-#: An intrinsic of ours: TVM's own passes, which take a cast there and back for a no-op, do not look into it. It becomes
-#: integer operations when code is generated.
-_ROUND = "tirx.tvm_fusion_round_bfloat16"
 
 
 def keep_roundings(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Round every value that a block stores as bfloat16 by an intrinsic.
+    """Round every value that a block stores in a narrow type by an intrinsic.
 
     Parameters
     ----------
@@ -42,35 +39,15 @@ def _rebuilt(stmt: Any) -> Any:
 
 def _store(stmt: Any) -> Any:
     value = stmt.value
-    if str(value.ty.dtype) != "bfloat16" or hasattr(
-        value, "buffer"
-    ):  # a copy has been rounded before
+    if str(value.ty.dtype) not in ROUNDINGS or _moves(value):
         return stmt
-    wide = tirx.Cast("float32", value)
-    rounded = tirx.call_intrin("float32", _ROUND, wide)
-    return with_fields(stmt, value=tirx.Cast("bfloat16", rounded))
+    return with_fields(stmt, value=rounding(value))
 
 
-def _lower(call: Any) -> Any:
-    """The float32 value nearest to the operand whose lower 16 bits are zero, ties to even; NaN stays NaN."""
-    wide = tirx.Var("wide", "float32")
-    bits = tirx.reinterpret("uint32", wide)
-
-    def number(constant: int) -> Any:
-        return tirx.const(constant, "uint32")
-
-    odd = tirx.bitwise_and(tirx.shift_right(bits, number(16)), number(1))
-    carried = tirx.bitwise_and(bits + (odd + number(0x7FFF)), number(0xFFFF0000))
-    # Quietened NaN by its bits: a comparison of a value with itself would be simplified away.
-    magnitude = tirx.bitwise_and(bits, number(0x7FFFFFFF))
-    nan = tirx.bitwise_or(bits, number(0x00400000))
-    chosen = tirx.Select(magnitude > number(0x7F800000), nan, carried)
-    return tirx.Let(wide, call.args[0], tirx.reinterpret("float32", chosen))
-
-
-def _register() -> None:
-    ir.register_op_attr(_ROUND, "TCallEffectKind", tirx.CallEffectKind.Pure.value)
-    tirx.op.register_intrin_lowering(_ROUND, "default", f=_lower)
-
-
-_register()
+def _moves(value: Any) -> bool:
+    """Whether a value is an element of a buffer (rounded before), a constant, or a choice of such (padding)."""
+    if isinstance(value, tirx.Select):
+        return _moves(value.true_value) and _moves(value.false_value)
+    if isinstance(value, ir.Call) and value.op.name == "tirx.if_then_else":
+        return all(map(_moves, value.args[1:]))
+    return isinstance(value, ir.TensorLoad | tirx.FloatImm)

@@ -83,7 +83,7 @@ def _emit_concatenated(group: GroupBody, concat: str, results: Sequence[Sequence
     for field in call.args[0].fields:
         end = begin + int(field.ty.shape[axis])
         value = field if isinstance(field, Constant) else values[group.tensor_of[field]]
-        part = _Part(group, axis, call.ty.ndim, begin, end, bool(tail) and group.is_narrow)
+        part = _Part(group, axis, call.ty.ndim, begin, end, bool(tail) and group.widens)
         part.values[group.var_of[concat]] = part.wide(value)
         part.follow(tail)
         parts.append(part)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..compat import BlockBuilder, Constant, ir, relax, tvm, update_type, with_functions
 from ..frontend.rename import LiftConstants, Substitute
+from ..strategies.attributes import NUMERICS
 from .rewrite_attention import changes_attention, emit_attention
 from .rewrite_concat import emit_partitioned
 from .rewrite_members import GroupBody
@@ -55,7 +56,7 @@ def rewrite_group(
         return mod, call
     bound = _bind_constants(func, call.args)
     builder = BlockBuilder(mod)
-    group = GroupBody(bound, options, builder)
+    group = GroupBody(bound, options, builder, is_strict=func.attrs.get(NUMERICS) == "strict")
     if emit is emit_joined and not _changes_when_joined(group):
         return mod, call
     if emit is emit_attention and not changes_attention(group):
@@ -107,7 +108,7 @@ def _lift(func: relax.Function, attrs: ir.DictAttrs) -> tuple[relax.Function, li
 
 def _changes_when_joined(group: GroupBody) -> bool:
     """Whether joined members have sums to widen, or a split of which some parts may not be read."""
-    return group.is_narrow or any(o.op == "split" for o in group.graph.operators)
+    return group.widens or any(o.op == "split" for o in group.graph.operators)
 
 
 def emit_joined(group: GroupBody) -> None:

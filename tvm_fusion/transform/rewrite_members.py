@@ -27,6 +27,8 @@ class GroupBody:
         The group's options.
     builder : BlockBuilder
         Where the new body is emitted, with the parameters of ``func``.
+    is_strict : bool
+        Whether every operator's result is rounded to its type, inside the kernel too.
 
     Attributes
     ----------
@@ -45,11 +47,16 @@ class GroupBody:
     """
 
     def __init__(
-        self, func: relax.Function, options: Mapping[str, str], builder: BlockBuilder
+        self,
+        func: relax.Function,
+        options: Mapping[str, str],
+        builder: BlockBuilder,
+        is_strict: bool = False,
     ) -> None:
         found: RelaxGraph = from_function(func)
         self.builder = builder
         self.options = dict(options)
+        self.is_strict = is_strict
         self.graph = found.graph
         names = [o.name for o in self.graph.operators]
         self.shape: Decomposition = decompose(self.graph, names, self.options)
@@ -64,8 +71,10 @@ class GroupBody:
         self.results = list(last.fields) if isinstance(last, relax.Tuple) else [returned]
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether anything that the group computes is float16 or bfloat16."""
+    def widens(self) -> bool:
+        """Whether the group computes something in float16 or bfloat16 that may keep float32's precision."""
+        if self.is_strict:
+            return False
         made = (t for o in self.graph.operators for t in o.outputs)
         return any(self.graph.tensors[t].dtype in NARROW_TYPES for t in made)
 

@@ -121,7 +121,7 @@ def emit_collapsed(group: GroupBody) -> None:
         relax.Call(anchors.call.op, [data, weight], anchors.attrs), name_hint=heads[0]
     )
     outer = [tensor for tensor in tensors if tensor not in results]
-    wide = group.is_narrow and bool(outer)
+    wide = group.widens and bool(outer)
     if wide:
         value = group.widen(value)
     if constants:
@@ -301,8 +301,8 @@ def _emit_steps(
 def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors) -> None:
     """One convolution or product with a branch axis; the join reads it at constant branch indices, all in registers.
 
-    The operators that every member runs are applied to all branches at once, in float32; what
-    follows (the join, an operand from outside, the tail) is replayed on the branches.
+    The operators that every member runs are applied to all branches at once, in float32 unless
+    roundings are kept; what follows (the join, an operand from outside, the tail) is replayed on the branches.
     """
     head = anchors.call
     is_product, rank = head.op.name == "relax.matmul", head.ty.ndim
@@ -321,11 +321,14 @@ def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors
         found = group.builder.call_te(merged_conv2d, data, weight, anchors.attrs)
         value = group.builder.emit(found)
         branch_axis = 3 if str(head.attrs.data_layout) == "NHWC" else 1
+    if group.is_strict:
+        value = group.rounded(value, group.var_of[anchors.heads[0]])
+    dtype = str(value.ty.dtype)
 
     def combined(constants: list[Constant]) -> Constant:
         arrays = [as_float(c) for c in constants]
         arrays = [a.reshape((1,) * (rank - a.ndim) + a.shape) for a in arrays]
-        return make_constant(np.stack(arrays, axis=branch_axis), "float32")
+        return make_constant(np.stack(arrays, axis=branch_axis), dtype)
 
     prefix = _common_prefix(group, branches)
     steps = [group.steps(b)[:prefix] for b in branches]
@@ -335,7 +338,7 @@ def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors
         part = group.builder.emit(group.builder.call_te(select_branch, value, k, branch_axis))
         group.bind(last, part)
     done = {name for names in steps for name in names}
-    (group.replay_wide if group.is_narrow else group.replay)([n for n in rest if n not in done])
+    (group.replay_wide if group.widens else group.replay)([n for n in rest if n not in done])
 
 
 def _common_prefix(group: GroupBody, branches: Sequence[Branch]) -> int:
