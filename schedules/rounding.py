@@ -80,7 +80,7 @@ def rounded_type(expr: Any) -> str:
 
 
 def device_rounding(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
-    """Round a float32 value by our device function.
+    """Round a float32 value by our device function; one that this function rounded stays as it is.
 
     Parameters
     ----------
@@ -89,9 +89,19 @@ def device_rounding(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     dtype : str
         ``"float16"`` or ``"bfloat16"``.
     """
+    if unrounded(value, dtype) is not value:
+        return value
     return cuda_func_call(
         f"tvmf_round_{dtype}", value, source_code=SOURCES[dtype], return_type="float32"
     )
+
+
+def unrounded(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
+    """What `device_rounding` to a type was given, for a cast that rounds by itself; anything else as it is."""
+    if isinstance(value, ir.Call) and getattr(value.op, "name", "") == "tirx.cuda.func_call":
+        if str(getattr(value.args[0], "value", "")) == f"tvmf_round_{dtype}":
+            return value.args[1]
+    return value
 
 
 def _bfloat16(call: Any) -> Any:

@@ -21,6 +21,8 @@ from ..schedules.allocation import COMPACT, allocates_in_blocks, without_passes
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
+from ..schedules.cuda.widened import widened
+from ..strategies.attributes import NUMERICS
 from ..targets import with_variant
 from .exact_tanh import ExactTanh
 from .ordered_reads import WAIT, device_function, ordered_reads
@@ -51,7 +53,7 @@ class LowerKernels:
         lower, _, _ = s_tir.pipeline.default_s_tir_pipeline()
         # Templates have done this; TVM's default schedules have not.
         functions = {
-            gv: ordered_reads(exact_functions(f)) if _is_for_cuda(f) else f
+            gv: ordered_reads(exact_functions(_rounding_once(f))) if _is_for_cuda(f) else f
             for gv, f in mod.functions_items()
         }
         if not any(map(_is_for_cuda, functions.values())):
@@ -78,6 +80,11 @@ class LowerKernels:
 def _is_for_cuda(func: tirx.PrimFunc) -> bool:
     target = func.attrs.get("target") if func.attrs is not None else None
     return target is not None and target.kind.name == "cuda"
+
+
+def _rounding_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """With ``numerics="strict"``, an operator in float32: only its result is rounded."""
+    return widened(func) if func.attrs.get(NUMERICS) == "strict" else func
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.OverlapLaunches")

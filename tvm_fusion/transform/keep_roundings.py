@@ -8,32 +8,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import ir, s_tir, tirx
+from ..compat import ir, s_tir, tirx, tvm, with_functions
+from ..schedules.analysis import buffer_key, nodes_of
 from ..schedules.rounding import ROUNDINGS, rounding
 from .legalize import with_fields
 
 
-def keep_roundings(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Round every value that a block stores in a narrow type by an intrinsic.
+def keep_roundings(mod: tvm.IRModule) -> tvm.IRModule:
+    """Round the results of every operator of a narrow type by an intrinsic.
+
+    Within an operator (a GELU of several steps) nothing is rounded, as in a kernel of its own.
 
     Parameters
     ----------
-    func : PrimFunc
-        A fused function whose operators are blocks of their own, before scheduling.
+    mod : IRModule
+        Operators as PrimFuncs, before they are fused; what writes to memory by itself is rounded anyway.
     """
-    return with_fields(func, body=_rebuilt(func.body))
+    out = with_functions(mod)
+    for gv, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            inner = {
+                buffer_key(buffer)
+                for block in nodes_of(func.body, s_tir.SBlock)
+                for buffer in block.alloc_buffers
+            }
+            out.update_func(gv, with_fields(func, body=_rebuilt(func.body, inner)))
+    return out
 
 
-def _rebuilt(stmt: Any) -> Any:
+def _rebuilt(stmt: Any, inner: set[str]) -> Any:
     """Copy loops and blocks down to their stores; what is of another kind stays as it is."""
     if isinstance(stmt, tirx.BufferStore):
-        return _store(stmt)
+        return stmt if buffer_key(stmt.buffer) in inner else _store(stmt)
     if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_rebuilt(part) for part in stmt.seq])
+        return tirx.SeqStmt([_rebuilt(part, inner) for part in stmt.seq])
     if isinstance(stmt, tirx.For | s_tir.SBlock):
-        return with_fields(stmt, body=_rebuilt(stmt.body))
+        return with_fields(stmt, body=_rebuilt(stmt.body, inner))
     if isinstance(stmt, s_tir.SBlockRealize):
-        return with_fields(stmt, block=_rebuilt(stmt.block))
+        return with_fields(stmt, block=_rebuilt(stmt.block, inner))
     return stmt
 
 
@@ -48,6 +60,6 @@ def _moves(value: Any) -> bool:
     """Whether a value is an element of a buffer (rounded before), a constant, or a choice of such (padding)."""
     if isinstance(value, tirx.Select):
         return _moves(value.true_value) and _moves(value.false_value)
-    if isinstance(value, ir.Call) and value.op.name == "tirx.if_then_else":
+    if isinstance(value, ir.Call) and value.op.name.endswith(".if_then_else"):
         return all(map(_moves, value.args[1:]))
     return isinstance(value, ir.TensorLoad | tirx.FloatImm)

@@ -63,7 +63,10 @@ def lower_groups(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
         If a group does not have the form that its options name, or does not become one PrimFunc.
     """
     names = [gv.name_hint for gv, f in mod.functions.items() if is_group(f)]
+    strict = any(is_group(f) and f.attrs.get(NUMERICS) == "strict" for f in mod.functions.values())
     mod = legalize(_rewrite_groups(mod))
+    if strict:
+        mod = keep_roundings(mod)
     mod = _fuse_keeping_attrs(mod)
     kept = {gv.name_hint for gv, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
     for name in names:
@@ -105,8 +108,6 @@ def _fuse_keeping_attrs(mod: tvm.IRModule) -> tvm.IRModule:
     for gv, func in list(out.functions.items()):
         if isinstance(func, tirx.PrimFunc) and gv.name_hint in kept:
             attrs = kept[gv.name_hint]
-            if attrs.get(NUMERICS) == "strict":
-                func = keep_roundings(func)
             out.update_func(gv, func.with_attrs(attrs))
     return relax.transform.DeadCodeElimination()(out)
 
