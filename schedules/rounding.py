@@ -80,7 +80,7 @@ def rounded_type(expr: Any) -> str:
 
 
 def device_rounding(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
-    """Round a float32 value by our device function; one that this function rounded stays as it is.
+    """Round a float32 value by our device function; one that it has rounded stays as it is.
 
     Parameters
     ----------
@@ -89,19 +89,18 @@ def device_rounding(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     dtype : str
         ``"float16"`` or ``"bfloat16"``.
     """
-    if unrounded(value, dtype) is not value:
+    if _is_rounded(value, dtype):
         return value
     return cuda_func_call(
         f"tvmf_round_{dtype}", value, source_code=SOURCES[dtype], return_type="float32"
     )
 
 
-def unrounded(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
-    """What `device_rounding` to a type was given, for a cast that rounds by itself; anything else as it is."""
-    if isinstance(value, ir.Call) and getattr(value.op, "name", "") == "tirx.cuda.func_call":
-        if str(getattr(value.args[0], "value", "")) == f"tvmf_round_{dtype}":
-            return value.args[1]
-    return value
+def _is_rounded(value: tirx.PrimExpr, dtype: str) -> bool:
+    """Whether a value comes from `device_rounding` to a type."""
+    if not isinstance(value, ir.Call) or getattr(value.op, "name", "") != "tirx.cuda.func_call":
+        return False
+    return str(getattr(value.args[0], "value", "")) == f"tvmf_round_{dtype}"
 
 
 def _bfloat16(call: Any) -> Any:

@@ -69,7 +69,7 @@ class FusionConfig:
         Sums stay in float32; convolutions become channels-last.
     numerics : str
         One of ``NUMERICS``. ``"wide"`` lets the values between the operators of one kernel keep float32's precision
-        where the model has bfloat16; ``"strict"`` rounds them as the unfused model would. float16 is always rounded.
+        where the model has float16 or bfloat16; ``"strict"`` rounds them as the unfused model would.
     """
 
     strategies: tuple[str, ...] = STRATEGIES

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...compat import cuda_func_call, ir, structural_equal, tirx
-from ..rounding import device_rounding, rounded_type, unrounded
+from ..rounding import device_rounding, rounded_type
 
 #: Types whose arithmetic is done in float32.
 NARROW = ("float16", "bfloat16")
@@ -156,7 +156,7 @@ def fast_math(
 
 def to_type(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     """Return a value in a type, itself if it has it."""
-    return value if dtype_of(value) == dtype else tirx.Cast(dtype, unrounded(value, dtype))
+    return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
 
 
 class _Rewriter:

@@ -1,5 +1,7 @@
 """bfloat16 inside kernels: kept wide by default, rounded with ``numerics="strict"``."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tvm_fusion as tf
 from tvm_fusion.compat import relax, tvm
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.targets import parse_target
+from tvm_fusion.testing import blocks, modules, transformer_blocks
 from tvm_fusion.testing.emulated_plan import EmulatedPlan
 
 op = relax.op
@@ -100,20 +103,85 @@ def test_unknown_numerics():
 
 
 @pytest.mark.nvcc
-def test_cuda_code_rounds(arch="sm_75"):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
+def test_cuda_code_rounds(arch, dtype):
     """nvcc takes it, and run on the CPU it gives what one kernel per operator gives."""
-    x = values(ml_dtypes.bfloat16)
-    hundred = ml_dtypes.bfloat16(100)
-    mod = tf.frontend.from_relax(chain("bfloat16"))
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    x, hundred = values(kind), kind.type(100)
+    mod = tf.frontend.from_relax(chain(dtype))
     config = FusionConfig(numerics="strict")
-    tf.compile(mod, f"cuda:{arch}", config=config, verify=False, strict=True)
-    emulated = EmulatedPlan(mod, parse_target(f"cuda:{arch}"), config)
-    (got,) = emulated(x)
+    if arch in ("sm_75", "sm_90"):
+        tf.compile(mod, f"cuda:{arch}", config=config, verify=False, strict=True)
+    (got,) = EmulatedPlan(mod, parse_target(f"cuda:{arch}"), config)(x)
     rounded = np.abs(x + hundred) - hundred
     np.testing.assert_array_equal(got.astype("float32"), rounded.astype("float32"))
+    (wide,) = EmulatedPlan(mod, parse_target(f"cuda:{arch}"))(x)
+    if dtype == "bfloat16" or arch != "sm_75":
+        assert (wide.astype("float32") != rounded.astype("float32")).any()
 
 
-def test_archs_with_bfloat16_instructions_are_refused():
-    mod = tf.frontend.from_relax(chain("bfloat16"))
-    with pytest.raises(tf.errors.LoweringError, match="cannot be built for sm_90"):
-        tf.compile(mod, "cuda:sm_90", config=FusionConfig(numerics="strict"), verify=False)
+IMAGES = {
+    "depthwise": partial(blocks.depthwise_pointwise, channels=24, outputs=40, size=9),
+    "squeeze and excite": partial(blocks.squeeze_excite, channels=24, size=9),
+    "parallel": partial(modules.parallel_convs, 4, channels=16, spatial=9, relu=True),
+    "inception": partial(
+        blocks.inception_module, channels=24, widths=(16, 24, 32, 8, 16, 8), size=9
+    ),
+    "bottleneck": partial(blocks.resnet_bottleneck, channels=32, width=16, size=9, projection=True),
+}
+TEXT = {
+    "dense norm": partial(
+        transformer_blocks.dense_norm_heads, heads=3, rows=24, width=48, outputs=64
+    ),
+    "bert": partial(transformer_blocks.bert_block, sequence=16, hidden=48, heads=3),
+}
+SLOW = ("inception", "bottleneck", "bert", "squeeze and excite", "parallel")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in (*IMAGES, *TEXT)],
+)
+def test_kernels_of_blocks_round_to_the_bit(name, arch):
+    """Whole plans for a GPU against one kernel per operator on the CPU; kept wide, they differ."""
+    make = {**IMAGES, **TEXT}[name]
+    mod = make(dtype="bfloat16", **({"layout": "NHWC"} if name in IMAGES else {}))
+    shapes = [[int(n) for n in p.ty.shape] for p in mod["main"].params]
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
+    unfused = tf.compile(mod, "llvm", config=FusionConfig(deny=("*",)), verify=False)(*inputs)
+
+    def equal(numerics):
+        plan = EmulatedPlan(mod, parse_target(f"cuda:{arch}"), FusionConfig(numerics=numerics))
+        assert plan.plan.groups
+        got = plan(*inputs)
+        return all((a == b).all() for a, b in zip(got, unfused, strict=True))
+
+    assert equal("strict") and not equal("wide")
+
+
+def test_the_steps_of_an_operator_are_not_rounded():
+    """A GELU is several steps of one operator."""
+    x = values(ml_dtypes.bfloat16)
+    mod = module("bfloat16", op.nn.gelu, op.nn.gelu)
+    alone = module("bfloat16", op.nn.gelu)
+    first = tf.compile(alone, "llvm", verify=False)(x)[0]
+    twice = tf.compile(alone, "llvm", verify=False)(first)[0]
+    strict = fused(mod, "strict")(x)[0]
+    np.testing.assert_array_equal(strict.astype("float32"), twice.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("numerics", "dtype", "refused"),
+    [("strict", "bfloat16", True), ("wide", "bfloat16", False), ("strict", "float32", False)],
+)
+def test_forms_that_leave_roundings_out_are_refused(numerics, dtype, refused):
+    """A sum of convolutions is one convolution of the added weights only where that is allowed."""
+    mod = modules.parallel_convs(3, channels=16, spatial=9, relu=False, dtype=dtype)
+    plan = tf.plan(mod, "cuda:sm_90", config=FusionConfig(numerics=numerics))
+    reasons = {(r.reason, r.outcome) for r in plan.rejected}
+    assert (("numerics", "illegal") in reasons) == refused
+    forms = {g.options.get("form") for g in plan.groups}
+    assert ("collapsed" in forms) != refused

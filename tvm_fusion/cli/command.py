@@ -86,7 +86,7 @@ class ModelOptions:
     numerics: Annotated[
         Literal["wide", "strict"] | None,
         typer.Option(
-            help="Whether bfloat16 values between the operators of a kernel keep float32's "
+            help="Whether 16-bit values between the operators of a kernel may keep float32's "
             "precision, or are rounded as the model says (default: wide)."
         ),
     ] = None

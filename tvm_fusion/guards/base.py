@@ -40,7 +40,7 @@ REASONS: Mapping[str, str] = {
     "slower_measured": "measured slower than its parts",
     "parts_better": "the parts, fused on their own, are predicted faster",
     "overlaps_better": "an operator already belongs to a better group",
-    "numerics": "the result differs from the reference by more than the tolerance",
+    "numerics": "the result differs from the reference by more than the tolerance, or from the roundings asked for",
     "denied": "forbidden by the user, or its strategy was not asked for",
 }
 

@@ -147,7 +147,8 @@ def dtype_in_words(plan: Plan) -> str:
     """Element type of a model, and what kernels compute in where that is another."""
     if plan.float32_products == "tf32":
         return f"{plan.dtype}, float32 products in TF32"
-    if plan.dtype == "bfloat16":
+    wide = plan.dtype == "bfloat16" or (plan.dtype == "float16" and plan.target.kind == "cuda")
+    if wide or (plan.dtype == "float16" and plan.numerics == "strict"):
         inside = "rounded" if plan.numerics == "strict" else "kept in float32"
         return f"{plan.dtype}, {inside} between the operators of a kernel"
     return plan.dtype
