@@ -107,7 +107,7 @@ _WIDENED = frozenset((
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "exp",
     "exp10", "exp2", "fabs", "floor", "fmod", "hypot", "if_then_else", "isfinite", "isinf", "isnan", "likely", "log",
     "log10", "log1p", "log2", "nearbyint", "pow", "round", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
-    "trunc",
+    "trunc", "tvm_fusion_key_nan_first", "tvm_fusion_key_nan_last",
 ))  # fmt: skip
 
 Replace = Callable[["tirx.PrimExpr", Callable], "tirx.PrimExpr | None"]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compat import BlockBuilder, ir, relax, te, tirx, topi, tvm
+from .infinite_identities import infinite_identities
+from .legalize_places import PLACES
 
 #: Types whose sums accumulate in float32.
 NARROW_TYPES: tuple[str, ...] = ("float16", "bfloat16")
@@ -76,9 +78,9 @@ def legalize(mod: tvm.IRModule) -> tvm.IRModule:
     -------
     IRModule
         The module after TVM's LegalizeOps with ``LEGALIZE_MAP``; ``Primitive`` functions are
-        entered too.
+        entered too. Maxima and minima start from infinity.
     """
-    return relax.transform.LegalizeOps(LEGALIZE_MAP)(mod)
+    return infinite_identities(relax.transform.LegalizeOps(LEGALIZE_MAP)(mod))
 
 
 class _RoundingBuilder:
@@ -186,40 +188,6 @@ def _matmul(shape: Sequence[tirx.Expr], dtype: str) -> Callable[[te.Tensor, te.T
     return product
 
 
-def _argument_of_extreme(name: str) -> LegalizeFunction:
-    """Return a legalisation of argmax or argmin whose NaN and infinities are PyTorch's and NumPy's.
-
-    TVM starts from index -1 of the least finite number, which is the result where all values are -inf; and a NaN loses
-    or wins by its place. Here the first NaN wins, as an infinity does.
-    """
-    default = ir.Op.get(name).get_attr("FLegalize")
-    largest = name == "relax.argmax"
-    function = topi.argmax if largest else topi.argmin
-
-    def place(x: te.Tensor, axis: Any, keepdims: bool) -> te.Tensor:
-        dtype = str(x.dtype)
-        extreme = tirx.const(float("inf") if largest else float("-inf"), dtype)
-        ordered = te.compute(
-            x.shape, lambda *i: tirx.Select(tirx.isnan(x(*i)), extreme, x(*i)), name="ordered"
-        )
-        found = function(ordered, axis, keepdims)
-        return te.compute(
-            found.shape, lambda *i: tirx.max(found(*i), tirx.const(0, found.dtype)), name="place"
-        )
-
-    def legalize_call(builder: BlockBuilder, call: ir.Call) -> relax.Expr:
-        dtype = str(call.args[0].ty.dtype)
-        if dtype not in ("float32", "float64", *NARROW_TYPES):
-            return default(builder, call)
-        attrs = call.attrs
-        hint = name.removeprefix("relax.")
-        return builder.call_te(
-            place, call.args[0], attrs.axis, attrs.keepdims, primfunc_name_hint=hint
-        )
-
-    return legalize_call
-
-
 def _is_one(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
@@ -240,5 +208,5 @@ def _with_result_type(call: ir.Call, dtype: str) -> ir.Call:
 #: Legalisation functions by operator name, for ``relax.transform.LegalizeOps``.
 LEGALIZE_MAP: dict[str, LegalizeFunction] = {
     **{name: _in_float32(name) for name in _PRODUCTS + _REDUCTIONS + _ELEMENTWISE},
-    **{name: _argument_of_extreme(name) for name in ("relax.argmax", "relax.argmin")},
+    **PLACES,
 }

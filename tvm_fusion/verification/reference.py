@@ -1,7 +1,8 @@
 """The unfused reference: TVM's own lowering, one kernel per operator, in a wider type.
 
 Nothing of this package's legalisation, rewriting or schedules takes part, so an error there cannot
-hide; only that maxima and minima keep NaN, as frameworks define them, is asked of both.
+hide; only what maxima, minima and their places are of NaN and infinities, as frameworks define it,
+is asked of both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ..build.model import BUILD_ERRORS
 from ..compat import ir, relax, s_tir, tirx, tvm, with_functions
 from ..frontend.canonical.convert_dtype import ConvertDtype
 from ..frontend.rename import Substitute
+from ..transform.infinite_identities import InfiniteIdentities
 from ..transform.legalize import NARROW_TYPES, legalize
+from ..transform.legalize_places import PLACES
 from .batch import join_modules
 from .plain_norms import WriteOutNorms
 
@@ -91,7 +94,7 @@ def lower_reference(mod: tvm.IRModule, dtype: str) -> tuple[tvm.IRModule, str]:
         The type that it computes in.
     """
     wide = reference_type(dtype)
-    passes = [relax.transform.LegalizeOps(), _ParallelLoops()]
+    passes = [relax.transform.LegalizeOps(PLACES), InfiniteIdentities(), _ParallelLoops()]
     if wide == dtype:
         return tvm.transform.Sequential(passes)(mod), dtype
     try:

@@ -8,6 +8,7 @@ product is still being computed, where registers permit.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import tvm_ffi
@@ -31,7 +32,7 @@ from .row_form import RowProducts
 _EARLY, _HELD = 24, 144
 
 #: What takes the place of a column that does not exist.
-_NEUTRAL = {tirx.Add: 0.0, tirx.Max: -3.4028234663852886e38, tirx.Min: 3.4028234663852886e38}
+_NEUTRAL = {tirx.Add: 0.0, tirx.Max: -math.inf, tirx.Min: math.inf}
 
 
 @dataclasses.dataclass(frozen=True)
