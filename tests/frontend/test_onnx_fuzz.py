@@ -97,6 +97,14 @@ FOUND = {
     "NaN equal to itself": graph_of(
         [node("Log", ["x"], ["l"]), node("Equal", ["l", "l"], ["y"])], {"x": (FLOAT, [9])}
     ),
+    "an axis that there is not": graph_of(
+        [node("CumSum", ["x", "a"], ["y"])], {"x": (FLOAT, [2, 3])},
+        [onnx.numpy_helper.from_array(np.array(5), "a")],
+    ),
+    "a limit that is not a number": graph_of(
+        [node("Elu", ["x"], ["y"], alpha=float("nan"))], {"x": (FLOAT, [2, 3])}
+    ),
+    "an input of unknown shape": graph_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, None)}),
     "a small tangent made large": graph_of(
         [node("Div", ["x", "c"], ["d"]), node("Tanh", ["d"], ["t"]), node("Mul", ["t", "c"], ["y"])],
         {"x": (FLOAT, [9])}, [onnx.numpy_helper.from_array(np.float32(1e8), "c")],

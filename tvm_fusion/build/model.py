@@ -81,8 +81,7 @@ def compile_model(
         stock = build_stock(mod, target)
         return CompiledModel(stock, signature_of(mod, target), plan, {}, target)
     config = config or FusionConfig()
-    with target:
-        mod = tvm.transform.Sequential(before_lowering())(mod)
+    mod = _prepared(mod, target)
     plan = plan or plan_module(mod, target, config, model=model)
     if checker is not None:
         for group_id, refusal in checker(mod, plan, target).items():
@@ -245,7 +244,17 @@ def _lower(mod: tvm.IRModule, plan: Plan) -> tuple[tvm.IRModule, dict[str, str],
         return mod, {}, failures
 
 
-def _first_failing_operator(mod: tvm.IRModule) -> str:
+def _prepared(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Run the passes that come before lowering; an operator that they cannot take is named."""
+    try:
+        with target:
+            return tvm.transform.Sequential(before_lowering())(mod)
+    except _LOWERING_ERRORS as err:
+        what = _first_failing_operator(mod, target) or "the model"
+        raise LoweringError(f"{what} cannot be lowered: {last_line(err)}") from err
+
+
+def _first_failing_operator(mod: tvm.IRModule, target: Target | None = None) -> str:
     """Name the first operator that cannot be lowered alone; empty if each can."""
     for binding in mod["main"].body.blocks[0].bindings:
         call = binding.value
@@ -256,7 +265,11 @@ def _first_failing_operator(mod: tvm.IRModule) -> str:
         with builder.function("main", params):
             builder.emit_func_output(builder.emit(call))
         try:
-            lower_groups(builder.get())
+            if target is None:
+                lower_groups(builder.get())
+            else:
+                with target:
+                    tvm.transform.Sequential(before_lowering())(builder.get())
         except _LOWERING_ERRORS:
             return f"operator {call.op.name.removeprefix('relax.')} (node {binding.var.name!r})"
     return ""

@@ -59,6 +59,29 @@ def refuse_types(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]
                 )
 
 
+def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:
+    """Refuse attributes that are NaN: operators compare them with limits, each runtime in its own order.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        A graph whose nodes have names. The values of ``Constant`` may be NaN.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        Naming the operator, the node and the attribute.
+    """
+    for node in graph.node:
+        for attribute in node.attribute:
+            values = (attribute.f, *attribute.floats)
+            if node.op_type != "Constant" and any(value != value for value in values):
+                raise UnsupportedOperatorError(
+                    f"operator {node.op_type} (node {node.name!r}) cannot be imported: "
+                    f"its {attribute.name} is not a number"
+                )
+
+
 def refuse_missing_operands(graph: onnx.GraphProto, opset: int) -> None:
     """Refuse nodes without an operand that their operator needs: onnx's checker counts empty names as operands.
 

@@ -28,6 +28,7 @@ from .torch_arguments import (
     seen_as,
 )
 from .torch_functions import FUNCTIONS
+from .torch_order import ORDER
 from .torch_pooling import POOLS
 from .torch_resize import RESIZES
 from .torch_views import VIEWS
@@ -335,6 +336,7 @@ CONVERTERS: dict[str, Converter] = {
     **POOLS,
     **RESIZES,
     **FUNCTIONS,
+    **ORDER,
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 from torch import fx
 
 from ..compat import ir, relax
@@ -72,6 +71,36 @@ def _power_of_two(importer: Importer, node: fx.Node) -> ir.Expr:
     return builder.emit(relax.op.power(relax.const(2.0, dtype), value))
 
 
+#: Coefficients of t in the exponent of ``erfc``, from the lowest: W. H. Press et al., Numerical Recipes in C, second
+#: edition (1992), section 6.2, ``erfcc``; relative error 1.2e-7.
+_ERFC = (
+    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223,
+    0.17087277,
+)  # fmt: skip
+
+
+def _complementary_error(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``erfc`` without the cancellation of ``1 - erf(x)``; in float32, to whose precision the coefficients are."""
+    builder, dtype = importer.block_builder, result_dtype(node)
+    emit, op = builder.emit, relax.op
+    if dtype == "float64":
+        raise NotImplementedError("erfc of float64 is not supported")
+    x = in_dtype(builder, Arguments(importer.env, node)["self"], "float32")
+
+    def number(value: float) -> ir.Expr:
+        return relax.const(value, "float32")
+
+    z = emit(op.abs(x))
+    t = emit(op.divide(number(1), emit(op.add(number(1), emit(op.multiply(z, number(0.5)))))))
+    power = number(_ERFC[-1])
+    for coefficient in _ERFC[-2::-1]:
+        power = emit(op.add(emit(op.multiply(t, power)), number(coefficient)))
+    power = emit(op.subtract(power, emit(op.multiply(z, z))))
+    upper = emit(op.multiply(t, emit(op.exp(power))))
+    lower = emit(op.subtract(number(2), upper))
+    return in_dtype(builder, emit(op.where(emit(op.less(x, number(0))), lower, upper)), dtype)
+
+
 def _hypotenuse(importer: Importer, node: fx.Node) -> ir.Expr:
     """``hypot`` by the larger leg, so that squares neither overflow nor vanish."""
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
@@ -130,29 +159,6 @@ def _extreme_with_place(
         return emit(extreme(x, [axis], keepdims=keep)), emit(place(x, axis, keepdims=keep))
 
     return convert
-
-
-def _sort(importer: Importer, node: fx.Node) -> tuple[ir.Expr, ir.Expr]:
-    """``sort``; TVM's is stable."""
-    emit, arguments = importer.block_builder.emit, Arguments(importer.env, node)
-    x, axis, down = arguments["self"], arguments["dim"], bool(arguments["descending"])
-    places = emit(relax.op.argsort(x, axis, down, "int64"))
-    return emit(relax.op.gather_elements(x, places, axis)), places
-
-
-def _kth_value(importer: Importer, node: fx.Node) -> tuple[ir.Expr, ir.Expr]:
-    """``kthvalue``: the k-th smallest along an axis and its place."""
-    emit, arguments = importer.block_builder.emit, Arguments(importer.env, node)
-    x, axis = arguments["self"], arguments["dim"]
-    if int(x.ty.ndim) == 0:
-        return x, relax.const(0, "int64")
-    sorted_places = emit(relax.op.argsort(x, axis, False, "int64"))
-    k = relax.const(np.array([arguments["k"] - 1]), "int64")
-    place = emit(relax.op.take(sorted_places, k, axis=axis))
-    value = emit(relax.op.gather_elements(x, place, axis))
-    if arguments["keepdim"]:
-        return value, place
-    return tuple(emit(relax.op.squeeze(item, [axis])) for item in (value, place))
 
 
 #: Name of the reduction in Relax and its neutral element.
@@ -216,6 +222,8 @@ FUNCTIONS: dict[str, Converter] = {
     "fmax.default": _ignoring_nan(relax.op.maximum),
     "fmin.default": _ignoring_nan(relax.op.minimum),
     "exp2.default": _power_of_two,
+    "erfc.default": _complementary_error,
+    "special_erfc.default": _complementary_error,
     "hypot.default": _hypotenuse,
     "signbit.default": _sign_bit,
     "copysign.Tensor": _copy_sign,
@@ -223,9 +231,6 @@ FUNCTIONS: dict[str, Converter] = {
     "where.self": _where,
     "max.dim": _extreme_with_place(relax.op.max, relax.op.argmax),
     "min.dim": _extreme_with_place(relax.op.min, relax.op.argmin),
-    "sort.default": _sort,
-    "sort.stable": _sort,
-    "kthvalue.default": _kth_value,
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "grid_sampler_2d.default": _grid_sample,

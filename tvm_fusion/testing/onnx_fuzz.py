@@ -248,6 +248,9 @@ def _here(content: bytes, inputs: dict[str, np.ndarray], role: str) -> tuple[str
                 return "raised", f"a message of several lines: {error}"
             return "refused", str(error)
         except Exception as error:  # noqa: BLE001 - what it is, is the finding
+            # A shape that the caller has to give is a wrong argument, not a wrong model.
+            if type(error) is ValueError and "has an unknown shape: give it one" in str(error):
+                return "refused", str(error)
             return "raised", f"{type(error).__name__}: {_last_line(error)}"
     if role == "compile":
         return "right", _packed([])
