@@ -104,6 +104,12 @@ FOUND = {
     "a limit that is not a number": graph_of(
         [node("Elu", ["x"], ["y"], alpha=float("nan"))], {"x": (FLOAT, [2, 3])}
     ),
+    "a type that there is not": graph_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, [2])}).replace(
+        b"\x08\x01\x12\x04", b"\x08\x52\x12\x04"
+    ),
+    "a negative limit": graph_of(
+        [node("Shrink", ["x"], ["y"], bias=1.5, lambd=-1.0)], {"x": (FLOAT, [9])}
+    ),
     "an input of unknown shape": graph_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, None)}),
     "a small tangent made large": graph_of(
         [node("Div", ["x", "c"], ["d"]), node("Tanh", ["d"], ["t"]), node("Mul", ["t", "c"], ["y"])],
@@ -113,7 +119,7 @@ FOUND = {
 
 RIGHT = (
     "the last of three results", "a mean of integers", "NaN less itself", "NaN equal to itself",
-    "a small tangent made large",
+    "a small tangent made large", "a negative limit",
 )  # fmt: skip
 
 

@@ -32,21 +32,19 @@ def refuse_types(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]
     UnsupportedOperatorError
         Naming the first node that takes or returns such a value, and the type.
     """
-    import onnx
-
     types: dict[str, str] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type":
-            types[value.name] = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            types[value.name] = _type_name(value.type.tensor_type.elem_type)
         elif kind is not None:
             types[value.name] = kind.removesuffix("_type")
     for tensor in (*graph.initializer, *weights.values()):
-        types[tensor.name] = onnx.TensorProto.DataType.Name(tensor.data_type)
+        types[tensor.name] = _type_name(tensor.data_type)
     for node in graph.node:
         if node.op_type == "Constant":
             types.update(
-                (node.output[0], onnx.TensorProto.DataType.Name(a.t.data_type))
+                (node.output[0], _type_name(a.t.data_type))
                 for a in node.attribute
                 if a.name == "value"
             )
@@ -57,6 +55,14 @@ def refuse_types(graph: onnx.GraphProto, weights: Mapping[str, onnx.TensorProto]
                     f"operator {node.op_type} (node {node.name!r}) cannot be imported: the type "
                     f"{found.lower()} of {name!r} is not supported"
                 )
+
+
+def _type_name(code: int) -> str:
+    """Name of an element type; a number that stands for none names itself."""
+    import onnx
+
+    known = onnx.TensorProto.DataType.values()
+    return onnx.TensorProto.DataType.Name(code) if code in known else f"type number {code}"
 
 
 def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:

@@ -193,10 +193,12 @@ def _grid_sample(importer: Importer, node: fx.Node) -> ir.Expr:
     corners = bool(arguments["align_corners"])
     if padding == 2 and corners and 1 in static_dims(arguments.fake("input"))[2:]:
         raise NotImplementedError("it reflects an axis of one element at that element")
-    grid = builder.emit(relax.op.permute_dims(arguments["grid"], [0, 3, 1, 2]))
+    last = int(arguments["grid"].ty.ndim) - 1
+    grid = builder.emit(relax.op.permute_dims(arguments["grid"], [0, last, *range(1, last)]))
     sampled = relax.op.image.grid_sample(
-        arguments["input"], grid, method=("bilinear", "nearest", "bicubic")[mode], layout="NCHW",
-        padding_mode=("zeros", "border", "reflection")[padding], align_corners=corners,
+        arguments["input"], grid, method=("bilinear", "nearest", "bicubic")[mode],
+        layout="NCHW" if last == 3 else "NCDHW", padding_mode=("zeros", "border", "reflection")[padding],
+        align_corners=corners,
     )  # fmt: skip
     return builder.emit(sampled)
 
@@ -234,5 +236,6 @@ FUNCTIONS: dict[str, Converter] = {
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "grid_sampler_2d.default": _grid_sample,
+    "grid_sampler_3d.default": _grid_sample,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
 }

@@ -57,28 +57,6 @@ def reduce_mean_of_integers(editor: Editor, node: onnx.NodeProto) -> list[str] |
     return [editor.add("Div", total, count)]
 
 
-def reduce_extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """ReduceMax or ReduceMin that gives an infinity where all values are that infinity.
-
-    TVM starts from the largest finite number, which is then the result. Of halved values it can be
-    no result but that one. Halving is exact down to the smallest normal numbers.
-    """
-    own, x = editor.dtype(node.input[0]), node.input[0]
-    if own is None or own.name not in ("bfloat16", "float16", "float32", "float64"):
-        return None
-    dtype = np.dtype("float32") if own.name == "bfloat16" else own
-    x = editor.cast(x, dtype) if dtype != own else x
-    sign = -1 if node.op_type == "ReduceMax" else 1
-    start = np.array(sign * np.finfo(dtype).max, dtype)
-    half, two = np.array(0.5, dtype), np.array(2, dtype)
-    halved = editor.add("Mul", x, half)
-    y = editor.add(node.op_type, halved, *node.input[1:], **editor.attributes(node))
-    unchanged = editor.add("Equal", y, start)
-    infinite = np.array(sign * np.inf, dtype)
-    y = editor.add("Where", unchanged, infinite, editor.add("Mul", y, two))
-    return [editor.cast(y, own) if dtype != own else y]
-
-
 #: What a reduction of nothing gives.
 _OF_NOTHING = {
     "ReduceL1": 0, "ReduceL2": 0, "ReduceLogSum": -np.inf, "ReduceLogSumExp": -np.inf,

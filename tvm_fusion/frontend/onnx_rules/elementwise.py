@@ -143,6 +143,22 @@ def thresholded_relu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.add("Where", editor.add("Greater", x, alpha), x, zero)]
 
 
+def shrink(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """``x < -lambd ? x + bias : x > lambd ? x - bias : 0``; TVM adds both where a negative lambd lets both hold."""
+    attributes, dtype = editor.attributes(node), editor.dtype(node.input[0])
+    bias, limit = attributes.get("bias", 0.0), attributes.get("lambd", 0.5)
+    if dtype is None or limit >= 0:
+        return None
+    if dtype.kind != "f":
+        editor.refuse(f"a negative limit of {dtype.name} values is not supported")
+    x, shift = node.input[0], np.array(bias, dtype)
+    low, high = np.array(-limit, dtype), np.array(limit, dtype)
+    above = editor.add(
+        "Where", editor.add("Greater", x, high), editor.add("Sub", x, shift), np.zeros((), dtype)
+    )
+    return [editor.add("Where", editor.add("Less", x, low), editor.add("Add", x, shift), above)]
+
+
 def of_itself(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """A value compared with itself or taken from itself: true or 0, but for NaN and infinity.
 
