@@ -62,7 +62,7 @@ def _type_name(code: int) -> str:
     import onnx
 
     known = onnx.TensorProto.DataType.values()
-    return onnx.TensorProto.DataType.Name(code) if code in known else f"type number {code}"
+    return onnx.TensorProto.DataType.Name(code) if code in known else f"number {code}"
 
 
 def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:
