@@ -104,8 +104,16 @@ FOUND = {
     "a limit that is not a number": graph_of(
         [node("Elu", ["x"], ["y"], alpha=float("nan"))], {"x": (FLOAT, [2, 3])}
     ),
+    "one of a function": graph_of(
+        [node("Celu", ["x"], ["y"], alpha=float("nan"))], {"x": (FLOAT, [2, 3])}
+    ),
     "a type that there is not": graph_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, [2])}).replace(
         b"\x08\x01\x12\x04", b"\x08\x52\x12\x04"
+    ),
+    "a negative slope": graph_of([node("Celu", ["x"], ["y"], alpha=-1.0)], {"x": (FLOAT, [9])}),
+    "a huge constant": graph_of(
+        [node("CumProd", ["x", "a"], ["y"], exclusive=1)], {"x": (FLOAT, [2**20, 2**10])},
+        [onnx.numpy_helper.from_array(np.array(0), "a")],
     ),
     "a negative limit": graph_of(
         [node("Shrink", ["x"], ["y"], bias=1.5, lambd=-1.0)], {"x": (FLOAT, [9])}
@@ -119,7 +127,7 @@ FOUND = {
 
 RIGHT = (
     "the last of three results", "a mean of integers", "NaN less itself", "NaN equal to itself",
-    "a small tangent made large", "a negative limit",
+    "a small tangent made large", "a negative limit", "a negative slope",
 )  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
     local = {function.name for function in skeleton.functions}
     onnx_graph.refuse_unknown_operators(skeleton.graph, opset, local=local)
+    onnx_refusals.refuse_undefined_attributes(skeleton.graph)  # before functions are written out
     skeleton = onnx_shapes.fold_shapes(onnx_native.check_and_infer(skeleton))
     if _needs_simplifier(skeleton.graph, weights):
         skeleton = _simplify(skeleton)
@@ -128,7 +129,6 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     onnx_rewrites.store_constants(graph)
     onnx_refusals.refuse_types(graph, weights)
     onnx_refusals.refuse_missing_operands(graph, opset)
-    onnx_refusals.refuse_undefined_attributes(graph)
     Editor(graph, weights, opset).apply(RULES)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)

@@ -163,6 +163,8 @@ class Editor:
 
         name = self._fresh()
         self._arrays[name] = np.asarray(array)
+        if self._arrays[name].nbytes > LARGEST_BYTES:
+            self.refuse(f"it needs a constant of {self._arrays[name].nbytes} bytes")
         self.graph.initializer.append(onnx.numpy_helper.from_array(self._arrays[name], name))
         return name
 

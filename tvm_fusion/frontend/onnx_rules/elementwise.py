@@ -192,11 +192,17 @@ def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def celu(editor: Editor, node: onnx.NodeProto) -> list[str]:
-    """Celu: alpha * Elu(x / alpha)."""
+    """Celu: alpha * Elu(x / alpha); for a negative alpha its definition, of which both halves may count."""
     x = node.input[0]
     alpha = editor.attributes(node).get("alpha", 1.0)
     dtype = editor.dtype(x) or np.dtype("float32")
     wide = editor.cast(x, "float32") if dtype.itemsize == 2 else x
     number = np.array(alpha, "float32" if dtype.itemsize == 2 else dtype)
-    y = editor.add("Mul", editor.add("Elu", editor.add("Div", wide, number)), number)
+    ratio = editor.add("Div", wide, number)
+    if alpha > 0:
+        y = editor.add("Mul", editor.add("Elu", ratio), number)
+    else:
+        zero, one = np.zeros((), number.dtype), np.ones((), number.dtype)
+        grown = editor.add("Mul", editor.add("Sub", editor.add("Exp", ratio), one), number)
+        y = editor.add("Add", editor.add("Max", wide, zero), editor.add("Min", grown, zero))
     return [editor.cast(y, dtype) if dtype.itemsize == 2 else y]

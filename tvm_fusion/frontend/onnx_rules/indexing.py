@@ -184,6 +184,9 @@ def cumulative_product(editor: Editor, node: onnx.NodeProto) -> list[str]:
     shape, along = editor.shape(x), editor.value(axis)
     if shape is None or along is None:
         editor.refuse("its axis or the shape of its input is not known")
+    if not -len(shape) <= int(along.item()) < len(shape):
+        editor.refuse(f"a value of {len(shape)} axes has no axis {int(along.item())}")
+    editor.require_room(*shape)
     d = int(along.item()) % len(shape)
     size, dtype = shape[d], editor.dtype(x) or np.dtype("float32")
     backward = bool(attributes.get("reverse", 0))
