@@ -269,3 +269,8 @@ def test_groups_that_close_a_cycle_are_refused(made, names):
         annotate(mod, from_relax(mod), made)
     fine = {"g": alone("first", "second"), "h": alone("middle", "fourth")}
     assert len(groups(annotate(mod, from_relax(mod), fine))) == 2
+
+
+def test_a_target_where_a_plan_belongs():
+    with pytest.raises(TypeError, match="a target is given as target="):
+        tf.transform.Fuse("cuda:sm_90a")

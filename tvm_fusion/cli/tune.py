@@ -237,6 +237,7 @@ def _next_steps(options: ModelOptions, work_dir: Path, output: Path | None, foun
     words += [] if options.target == "llvm" else ["--target", options.target]
     words += [] if options.dtype is None else ["--dtype", options.dtype]
     words += [word for shape in options.shape or [] for word in ("--shape", shape)]
+    words += [] if options.params is None else ["--params", str(options.params)]
     lines = [f"compile it: {shlex.join([*words, '-o', f'{options.name}.so'])}"]
     if found.stopped:
         lines.insert(0, "go on: the same command again; trials on record are not repeated")

@@ -260,9 +260,18 @@ class Fuse:
         A plan to carry out, or the configuration to plan with (None: the default one).
     target : Target, str, mapping or None
         Target to predict for when planning; None takes the current one.
+
+    Raises
+    ------
+    TypeError
+        If the first argument is something else, as a target.
     """
 
     def __init__(self, what: Plan | FusionConfig | None = None, target: AnyTarget = None) -> None:
+        if what is not None and not isinstance(what, Plan | FusionConfig):
+            raise TypeError(
+                f"Fuse takes a Plan or a FusionConfig, not {type(what).__name__}; a target is given as target="
+            )
         self.what = what
         self.target = target
 

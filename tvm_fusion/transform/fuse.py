@@ -258,6 +258,11 @@ class Fuse:
     proposers : sequence of Strategy
         Strategies of your own, beside those that the configuration names. A plan has been made already
         and asks none.
+
+    Raises
+    ------
+    TypeError
+        If the first argument is something else, as a target.
     """
 
     def __init__(
@@ -267,6 +272,10 @@ class Fuse:
         *,
         proposers: Sequence[Strategy] = (),
     ) -> None:
+        if what is not None and not isinstance(what, Plan | FusionConfig):
+            raise TypeError(
+                f"Fuse takes a Plan or a FusionConfig, not {type(what).__name__}; a target is given as target="
+            )
         self.what = what
         self.target = target
         self.proposers = tuple(proposers)

@@ -187,6 +187,8 @@ def test_wrong_params(tmp_path):
             relay.from_document(content, params=good[:size])
     with pytest.raises(InvalidModelError, match=r"float32\[3, 5\].*but float32\[3, 6\]"):
         relay.from_document(content, params={"x0": np.zeros((3, 5), "float32")})
+    with pytest.raises(TypeError, match="params is a mapping, a file or its bytes, not int"):
+        relay.from_document(content, params=5)
     with pytest.raises(TypeError, match="dtype object"):
         relay.from_document(content, params={"x0": np.array([None])})
     with pytest.warns(UserWarning, match="no parameter named other"):

@@ -58,6 +58,11 @@ def test_types_that_do_not_fit() -> None:
         fusion.VerticalFusion(target=CUDA)(mod)
 
 
+def test_a_target_where_a_plan_belongs() -> None:
+    with pytest.raises(TypeError, match="a target is given as target="):
+        fusion.Fuse(CUDA)
+
+
 def test_no_main() -> None:
     x = relay.var("x", shape=(2, 8))
     mod = tvm.IRModule({"other": relay.Function([x], chain(x))})

@@ -210,7 +210,7 @@ def as_params(
     InvalidModelError
         If the file is missing or damaged.
     TypeError
-        If a value of the mapping is no array.
+        If ``params`` is something else, or a value of the mapping is no array.
     """
     if params is None:
         return {}
@@ -218,6 +218,8 @@ def as_params(
         return parse_params(params)
     if isinstance(params, str | os.PathLike):
         return load_params(params)
+    if not isinstance(params, Mapping):
+        raise TypeError(f"params is a mapping, a file or its bytes, not {type(params).__name__}")
     out = {}
     for name, value in params.items():
         array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
