@@ -199,8 +199,50 @@ def test_places_of_infinities_and_nan(agrees):
     x = torch.tensor([[-np.inf] * 3, [np.inf] * 3, [0.0, np.nan, 1.0], [np.nan, np.inf, np.nan]])
     agrees([lambda x: torch.argmax(x, 1), lambda x: torch.argmin(x, 1)], x, compiled=True)
     agrees(
-        [lambda x: 0.0 * x, lambda x: functional.relu(x), lambda x: x[1:].amax(1)], x, compiled=True
+        [lambda x: 0.0 * x, lambda x: functional.relu(x), lambda x: x.amax(1), lambda x: x.amin(1)],
+        x,
+        compiled=True,
     )
+
+
+ORDER = [
+    lambda x: x.sort(1)[0],
+    lambda x: x.sort(1, descending=True)[0],
+    lambda x: x.topk(2, 1)[0],
+    lambda x: x.topk(2, 1, largest=False)[0],
+    lambda x: x.kthvalue(3, 1)[0],
+    lambda x: x.median(1)[0],
+    lambda x: x.median(),
+    lambda x: x[1:2].median(),
+    lambda x: torch.cummax(x, 1),
+    lambda x: torch.cummin(x, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_order_of_nan(agrees, dtype):
+    """NaN is above all numbers; bfloat16 is sorted in float32 (TVM takes its bits for another type)."""
+    rows = [[1, np.nan, -2, 5], [3, -1, 2, 2], [-np.inf, 0, -3, -1], [np.nan, -np.inf, 7, np.nan]]
+    x = torch.tensor(rows).to(dtype)
+    functions = [lambda x, f=f: _widened(f(x)) for f in ORDER]
+    if dtype == torch.bfloat16:
+        functions = [lambda x, f=f: f(x.to(torch.bfloat16)) for f in functions]
+        x = x.float()
+    agrees(functions, x, compiled=True)
+
+
+def _widened(values):
+    """Results that numpy has a type for."""
+    values = values if isinstance(values, tuple) else (values,)
+    return tuple(v.float() if v.dtype == torch.bfloat16 else v for v in values)
+
+
+def test_complementary_error_function(agrees):
+    """Its relative error is small where ``1 - erf(x)`` has lost all digits."""
+    x = torch.linspace(-4, 9, 64)
+    agrees([torch.erfc], x, rtol=2e-5, atol=1e-38)
+    x = x.half()
+    agrees([torch.erfc], x, rtol=2e-3, atol=1e-7)
 
 
 VIEWS = [
