@@ -16,7 +16,7 @@ from tvm_fusion.targets import parse_target, with_variant
 from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.synthetic_blocks import concatenated_sums
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
-from tvm_fusion.transform.fuse import plan_module
+from tvm_fusion.transform.fuse import apply_plan, plan_module
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.trials import TrialSet
@@ -307,3 +307,13 @@ def time_of(rig, groups):
     rest = [p for p in rig.session._singles() if p.operators[0] not in inside]
     kernels = rig.session.times.kernels_of([*groups, *rest])
     return sum(rig.tuner.best(kernel).microseconds for kernel in kernels)
+
+
+def test_annotated_modules_are_tuned(tmp_path):
+    """Groups that a model brings are seen through: the tuner knows their operators."""
+    annotated = apply_plan(chain(), plan_module(chain(), TARGET, FusionConfig()))
+    assert len(annotated.get_global_vars()) > 1
+    rig = Rig(tmp_path, annotated, lambda operators, *rest: 1.0 * len(operators), trials=16)
+    plan = rig.run()
+    assert {node for group in plan.groups for node in group.nodes} >= {"conv0", "relu0"}
+    assert rig.session.covers(plan)

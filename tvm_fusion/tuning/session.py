@@ -23,6 +23,7 @@ from ..planner.cost import operator_cost
 from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
 from ..transform.fuse import plan_module
+from ..transform.strip_fusion import strip
 from .candidates import Variation, explore
 from .choice import Times, resources_of
 from .tuned_kernel import TunedKernel
@@ -89,8 +90,9 @@ class Session:
             self.mod = tvm.transform.Sequential(before_lowering())(mod)
         self.target, self.config, self.tuner, self.budget = target, config, tuner, budget
         self._name = name
-        # As it stands: the compiler lowers these operators, and no others.
-        self.graph = from_relax(self.mod).graph
+        # As it stands: the compiler lowers these operators, and no others. Groups that the model brings are seen
+        # through, as in planning.
+        self.graph = from_relax(strip(self.mod)[0]).graph
         self._device = device_for(target)
         self._compiler = KernelCompiler(self.mod, target)
         self.times = Times(self.graph, self._device, self._compiler, tuner, self._measure)
