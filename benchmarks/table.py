@@ -66,6 +66,8 @@ def main_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             _number(row.get("floor_us")), _number(found.get("floor"), 2),
         ]))  # fmt: skip
     each = [ratios(r) for r in rows if r["name"] in TARGET_ROWS]
+    if not each:
+        return lines
     cells = [f"geometric mean of the {len(each)} rows without attention", ""]
     for key in ("peer", "expert", "unfused", "floor"):
         values = [e[key] for e in each if key in e]
