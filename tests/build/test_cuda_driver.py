@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import threading
 
 import pytest
 
@@ -89,7 +90,71 @@ def test_a_capture_ends_when_what_is_captured_fails(driver, library):
     assert library.names() == ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"]
 
 
-def test_a_thread_without_a_context_gets_it(driver, library):
+class Contexts(Library):
+    """Knows which context each thread has: calls that need one fail without, as in CUDA."""
+
+    FREE = ("cuInit", "cuDevice", "cuCtx", "cuGetError", "cuThreadExchange")
+
+    def __init__(self, devices=1):
+        super().__init__(devices)
+        self.failed, self._thread = [], threading.local()
+
+    def __getattr__(self, name):
+        function = super().__getattr__(name)
+
+        def checked(*args):
+            code = function(*args)
+            held = self._thread.__dict__.setdefault("held", [])
+            if name == "cuCtxSetCurrent":
+                held[-1:] = [args[0].value]
+            elif name == "cuCtxPushCurrent_v2":
+                held.append(args[0].value)
+            elif name == "cuCtxPopCurrent_v2":
+                held.pop()
+            elif name == "cuCtxGetCurrent":
+                args[0]._obj.value = held[-1] if held else None
+            elif not name.startswith(self.FREE) and not held:
+                self.failed.append(name)
+                code = 201
+            return code
+
+        return checked
+
+    def take_away(self):
+        self._thread.held.clear()
+
+    def current(self):
+        return self._thread.__dict__.get("held", [])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_call_is_made_to_fail(monkeypatch, devices):
+    library = Contexts(devices)
+    driver = make(library, monkeypatch)  # on a thread that has not used the GPU
+    driver.order(7, 8)
+    other = threading.Thread(target=lambda: driver.copy(1, 2, 16, STREAM))
+    other.start()
+    other.join()
+    assert ("cuMemcpyDtoDAsync_v2", 1, 2, 16, STREAM) in library.calls
+    assert library.failed == []
+
+
+def test_a_context_of_another_stays(monkeypatch):
+    library = Contexts()
+    library.cuCtxPushCurrent_v2(ctypes.c_void_p(99))
+    make(library, monkeypatch).order(7, 8)
+    assert library.current() == [99] and library.failed == []
+
+
+def test_a_thread_whose_context_is_taken_away_gets_it_again(monkeypatch):
+    library = Contexts()
+    driver = make(library, monkeypatch)
+    library.take_away()
+    driver.synchronize(STREAM)
+    assert library.failed == ["cuStreamSynchronize"] and library.current() == [CONTEXT]
+
+
+def test_a_call_is_repeated_where_there_was_no_context(driver, library):
     graph = driver.capture(lambda: None, STREAM, 1)
     library.calls.clear()
     library.codes["cuGraphLaunch"] = [201, 0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGet": (_OUT, _INT),
     "cuDeviceGetCount": (_OUT,),
     "cuDevicePrimaryCtxRetain": (_OUT, _INT),
+    "cuCtxGetCurrent": (_OUT,),
     "cuCtxSetCurrent": (_HANDLE,),
     "cuCtxPushCurrent_v2": (_HANDLE,),
     "cuCtxPopCurrent_v2": (_OUT,),
@@ -79,6 +81,12 @@ class Graph:
         weakref.finalize(self, destroy, handle).atexit = False
 
 
+class _Thread(threading.local):
+    """What is known of the calling thread: whether it was seen to have a context."""
+
+    entered = False
+
+
 class CudaDriver:
     """CUDA graphs, streams and copies on one GPU.
 
@@ -103,7 +111,7 @@ class CudaDriver:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, ctypes.c_int
             self._functions[name] = function
-        self._several, self._context = False, None
+        self._several, self._context, self._thread = False, None, _Thread()
         self._call("cuInit", 0)
         ordinal, count = ctypes.c_int(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(ordinal), device)
@@ -122,12 +130,25 @@ class CudaDriver:
             code = function(*args)
             self._functions["cuCtxPopCurrent_v2"](ctypes.byref(ctypes.c_void_p()))
         else:
+            if not self._thread.entered and self._context is not None:
+                self._enter()
             code = function(*args)
-            if code == _INVALID_CONTEXT:  # the thread has not used the GPU yet
+            if code == _INVALID_CONTEXT:  # someone took the thread's context away
                 self._functions["cuCtxSetCurrent"](self._context)
                 code = function(*args)
         if code:
             raise CudaError(f"{name} failed: {self._reason(code)}")
+
+    def _enter(self) -> None:
+        """Give this thread the GPU's context unless it has one.
+
+        To wait for a call to fail would do, but tools such as compute-sanitizer report every call that fails.
+        """
+        current = ctypes.c_void_p()
+        self._functions["cuCtxGetCurrent"](ctypes.byref(current))
+        if not current.value:
+            self._functions["cuCtxSetCurrent"](self._context)
+        self._thread.entered = True
 
     def _make(self, name: str, *args: Any) -> ctypes.c_void_p:
         """Call a function whose first argument takes a handle, and return that."""
