@@ -87,6 +87,17 @@ class EmulatedPlan:
         result = value(main.body.body)
         return result if isinstance(result, list) else [result]
 
+    def kernels(self) -> dict[str, tirx.PrimFunc]:
+        """Functions that are emulated, by name, without those left to TVM's default schedule.
+
+        Their parameters are named ``p0``, ``p1`` and so on.
+        """
+        return {
+            name: _with_own_names(self.mod[name])
+            for name, template in self.templates.items()
+            if template != "default"
+        }
+
     def _run(self, name: str, given: Sequence[np.ndarray], backward: bool) -> list[np.ndarray]:
         func = self.mod[name]
         kinds = [str(param.ty.dtype) for param in func.params[len(given) :]]
