@@ -13,6 +13,20 @@ from .analysis import dtype_bytes, nodes_of, static_extent
 #: to find that out, since it bounds the index of every access.
 COMPACT = "s_tir.CompactBufferAllocation"
 
+#: The pass that gives buffers one axis. It simplifies every index, flat or not, as a map of iterators, and in TVM 0.27
+#: that loses offsets: ``((y + 784) % 816 // 408 * 24 + (y + 16) % 24 + 36) % 48`` loses both 36 and 48.
+FLATTEN = "tirx.FlattenBuffer"
+
+#: Attribute of a function whose buffers have one axis already.
+IS_FLAT = "tvm_fusion.is_flat"
+
+
+def idle_passes(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """Passes of TVM's lowering that have nothing to do in a function."""
+    compact = () if allocates_in_blocks(func) else (COMPACT,)
+    is_flat = func.attrs is not None and bool(func.attrs.get(IS_FLAT, False))
+    return (*compact, FLATTEN) if is_flat else compact
+
 
 def allocates_in_blocks(func: tirx.PrimFunc) -> bool:
     """Whether a block of a function allocates buffers; what templates write statement by statement has none."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tvm_ffi
 
 from ...compat import Target, s_tir, tirx, tvm
-from ..allocation import COMPACT, allocates_in_blocks, without_passes
+from ..allocation import idle_passes, without_passes
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,9 +67,8 @@ def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
 def _lowered(func: tirx.PrimFunc, target: Target, passes: list) -> tirx.Stmt | None:
     """Run passes on one function; None where one of them refuses it."""
     func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
-    idle = () if allocates_in_blocks(func) else (COMPACT,)
     try:
-        with without_passes(*idle):
+        with without_passes(*idle_passes(func)):
             module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({"member": func}))
     except tvm.error.InternalError as error:
         # "Cannot insert syncs inside condition" is a failed check of TVM's, not an error of its own kind.

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import tvm_ffi
 
 from ...compat import Target, s_tir, tirx, tvm
+from ..allocation import IS_FLAT
 from ..base import Limits
 from .partition_lower import (
     BLOCK_TAGS,
@@ -147,7 +148,7 @@ def _as_branches(
     kernel = flat([*views, launch(slots, grid, lanes, chain)])
     # TVM's analyses of PrimFuncs (is it a reshape?) expect a root block, flat as its inside may be.
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", kernel))
-    merged = tirx.PrimFunc(params, root, func.ret_type, func.attrs)
+    merged = tirx.PrimFunc(params, root, func.ret_type, func.attrs).with_attr(IS_FLAT, True)
     # Members that came from one operator's template can bind the same variables; each branch needs its own.
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": merged}))["main"]
 

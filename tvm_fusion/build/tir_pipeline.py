@@ -17,7 +17,7 @@ kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxi
 from __future__ import annotations
 
 from ..compat import Target, ir, s_tir, tirx, tvm
-from ..schedules.allocation import COMPACT, allocates_in_blocks, without_passes
+from ..schedules.allocation import idle_passes, without_passes
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
@@ -46,7 +46,7 @@ _MARK_ONLY = "tirx.AnnotateEntryFunc"
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.LowerKernels")
 class LowerKernels:
-    """TVM's lowering; the functions without buffers to compact are lowered by themselves, without that pass."""
+    """TVM's lowering; functions in which a pass is idle, or does harm, are lowered by themselves, without it."""
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Lower a module of PrimFuncs."""
@@ -59,21 +59,21 @@ class LowerKernels:
         if not any(map(_is_for_cuda, functions.values())):
             return lower(mod)
         mod = tvm.IRModule(functions, attrs=mod.attrs)
-        plain = {gv: f for gv, f in functions.items() if not allocates_in_blocks(f)}
-        if not plain:
-            return lower(mod)
-        if len(plain) == len(functions):
-            with without_passes(COMPACT):
+        groups: dict[tuple[str, ...], dict] = {}
+        for gv, f in functions.items():
+            groups.setdefault(idle_passes(f), {})[gv] = f
+        if len(groups) == 1:
+            with without_passes(*next(iter(groups))):
                 return lower(mod)
-        others = {gv: f for gv, f in functions.items() if gv not in plain}
-        with without_passes(_MARK_ONLY):
-            parts = [lower(tvm.IRModule(others, attrs=mod.attrs))]
-        with without_passes(_MARK_ONLY, COMPACT):
-            parts.insert(0, lower(tvm.IRModule(plain, attrs=mod.attrs)))
+        parts = []
+        for idle, some in groups.items():
+            with without_passes(_MARK_ONLY, *idle):
+                parts.append(lower(tvm.IRModule(some, attrs=mod.attrs)))
         names = [gv.name_hint for part in parts for gv in part.functions]
         if len(set(names)) < len(names):  # a kernel of one has the name of a function of the other
             return lower(mod)
-        parts[0].update(parts[1])
+        for part in parts[1:]:
+            parts[0].update(part)
         return parts[0]
 
 
