@@ -33,14 +33,14 @@ def seeded():
 
 @pytest.fixture
 def load(tmp_path):
-    """Load a model by way of torch.export, or of ONNX's opset 17."""
+    """Load a model by way of torch.export, or of ONNX."""
 
-    def loader(model, inputs, export: str, dtype: str | None = "float16"):
+    def loader(model, inputs, export: str, dtype: str | None = "float16", opset: int = 17):
         if export == "torch":
             program = torch.export.export(model.eval(), inputs)
             return tf.frontend.torch.load(program, dtype=dtype)
         path = tmp_path / "model.onnx"
-        torch.onnx.export(model.eval(), inputs, path, opset_version=17, dynamo=False)
+        torch.onnx.export(model.eval(), inputs, path, opset_version=opset, dynamo=False)
         return tf.frontend.onnx.load(path, dtype=dtype)
 
     return loader
@@ -209,3 +209,90 @@ def test_what_is_in_the_way_is_named_as_the_model_names_it(place, names, export,
     for node in (softmax, name):
         text = str(tf.explain(module, target="cuda:sm_90", node=node))
         assert f"{name} (" in text and f"stops attention around {softmax}" in text
+
+
+class Rotated(torch.nn.Module):
+    """Two rotated inputs with biases, whose kernels share a launch."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.one, self.two = (torch.nn.Parameter(torch.randn(heads * width)) for _ in range(2))
+
+    def rotated(self, x, bias):
+        x = (x + bias).view(*x.shape[:2], self.heads, self.width).transpose(1, 2)
+        steps = torch.arange(x.shape[2])[:, None] * torch.logspace(0, -3, self.width // 2)[None]
+        angles = torch.cat([steps, steps], -1)
+        low, high = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-high, low], -1) * angles.sin()
+
+    def forward(self, x, y):
+        return self.rotated(x, self.one), self.rotated(y, self.two)
+
+
+def test_rotations_in_one_launch_keep_their_offsets(load):
+    """TVM's FlattenBuffer would lose what is added to the place in the second one's bias."""
+    model, inputs = Rotated(2, 24), tuple(torch.randn(2, 17, 48) for _ in range(2))
+    plan = check(load(model, inputs, "torch"), model, inputs)
+    assert kernels(plan) == ["partitioned"]
+
+
+class Multiplied(torch.nn.Module):
+    """Attention by sums over named axes, which PyTorch exports with axes of one place that move."""
+
+    def forward(self, q, k, v):
+        weights = torch.softmax(torch.einsum("bshd,bthd->bhst", q, k) / 5, -1)
+        return torch.einsum("bhst,bthd->bshd", weights, v)
+
+
+def test_sums_over_named_axes(load):
+    model = Multiplied()
+    inputs = (torch.randn(2, 17, 3, 24), *(torch.randn(2, 9, 3, 24) for _ in range(2)))
+    plan = check(load(model, inputs, "torch"), model, inputs)
+    assert "attention" in kernels(plan)
+
+
+def test_the_softmax_of_older_onnx(load):
+    """Before opset 13 it flattened its input to rows."""
+    model, inputs = JointAttention(), (torch.randn(2, 24, 64),)
+    plan = check(load(model, inputs, "onnx", opset=11), model, inputs)
+    assert kernels(plan) == ["attention", "tensor_core", "tensor_core"]
+
+
+class Sink(torch.nn.Module):
+    """A key without a value beside the others."""
+
+    def forward(self, q, k, v, sink):
+        scores = torch.cat([q @ k.transpose(-1, -2), sink], -1)
+        return torch.softmax(scores, -1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "words"),
+    [
+        pytest.param(
+            torch.nn.functional.scaled_dot_product_attention,
+            [(1, 2, 9, 20)] * 3,
+            "queries of 20 places a head, which is no multiple of 8",
+            id="width",
+        ),
+        pytest.param(
+            torch.nn.functional.scaled_dot_product_attention,
+            [(1, 2, 9, 24), (1, 2, 1, 24), (1, 2, 1, 24)],
+            "a row has one score only",
+            id="one key",
+        ),
+        pytest.param(
+            Sink(), [(1, 2, 9, 24)] * 3 + [(1, 2, 9, 1)], "it moves scores before", id="sink"
+        ),
+    ],
+)
+def test_why_there_is_no_kernel(model, shapes, words, load):
+    class Whole(torch.nn.Module):
+        def forward(self, *inputs):
+            return model(*inputs)
+
+    module = load(Whole(), tuple(torch.randn(shape) for shape in shapes), "torch")
+    plan = tf.plan(module, target="cuda:sm_90")
+    details = [r.detail for r in plan.rejected if "stops attention" in r.detail]
+    assert details and all(words in detail for detail in details)

@@ -114,7 +114,7 @@ class _Reader:
     def read(self) -> AttentionGroup | None:
         graph, softmax = self.graph, self.softmax
         shape = graph.tensors[softmax.inputs[0]].shape
-        if None in shape or len(shape) < 2 or shape[-1] == 1:
+        if None in shape or len(shape) < 2:
             return None
         axis = softmax.attrs.get("axis", -1)
         if int(axis) % len(shape) != len(shape) - 1:
@@ -124,6 +124,8 @@ class _Reader:
         if scores is None or mixed is None:
             return None
         try:
+            if shape[-1] == 1:
+                raise Stopped(softmax, "a row has one score only")
             self._connect(scores, mixed)
             self._check_readers(mixed)
             places = ((scores, 0), (scores, 1), (mixed, 1))
@@ -147,13 +149,18 @@ class _Reader:
     # -- between the products ----------------------------------------------------------------------------
 
     def _first_product(self) -> Operator | None:
-        """The nearest product above the softmax of as many values."""
+        """The nearest product above the softmax of as many values; of any number where there is none."""
         size = self.graph.tensors[self.softmax.inputs[0]].size
+        return self._product_above({size}) or self._product_above(None)
+
+    def _product_above(self, sizes: set[int] | None) -> Operator | None:
         todo, seen = [self.softmax.inputs[0]], set()
         while todo:
             tensor = todo.pop()
             operator = self.graph.producer.get(tensor)
-            if operator is None or tensor in seen or self.graph.tensors[tensor].size != size:
+            if operator is None or tensor in seen:
+                continue
+            if sizes is not None and self.graph.tensors[tensor].size not in sizes:
                 continue
             seen.add(tensor)
             if operator.op == "matmul":

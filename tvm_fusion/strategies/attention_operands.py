@@ -151,17 +151,26 @@ class Operands:
         return view.sliced(axis, sum(before), self.graph.tensors[result].shape[axis])
 
     def _is_row_wise(self, tensor: str, view: StridedView, product: Operator, place: int) -> bool:
-        """Whether rows of an operand are contiguous, and begin at whole pieces of 16 bytes."""
+        return not self._fault(tensor, view, product, place)
+
+    def _fault(self, tensor: str, view: StridedView, product: Operator, place: int) -> str:
+        """What is wrong with an operand: its rows are contiguous, and begin at whole pieces of 16 bytes."""
         keys = place == 1 and not self.graph.depends(product.name, self.softmax.name)
         width, sequence = (-2, -1) if keys else (-1, -2)
         piece = 16 // DTYPE_BYTES.get(self.graph.tensors[tensor].dtype, 4)
-        if view.step(width) != 1 or view.shape[width] % piece:
-            return False
+        if view.shape[width] % piece:
+            return f"of {view.shape[width]} places a head, which is no multiple of {piece}"
+        if view.step(width) != 1:
+            return "whose rows are not contiguous"
         steps = [step for dim in view.dims[:-2] for extent, step in dim if extent > 1]
         steps.append(view.offset)
         if view.shape[sequence] > 1:
             steps.append(view.step(sequence))
-        return not any(step is None or step % piece for step in steps)
+        if None in steps:
+            return "whose rows are not at equal distances"
+        if any(step % piece for step in steps):
+            return f"whose rows do not begin at multiples of {piece} places"
+        return ""
 
     def check(self, dtype: str) -> None:
         """Every operand can be read as it is, in the type of the result.
@@ -179,8 +188,8 @@ class Operands:
             verb = "reads" if source is product else "gives"
             if self.graph.tensors[tensor].dtype != dtype:
                 raise Stopped(source, f"it {verb} {name} of another type than the result")
-            if not self._is_row_wise(tensor, view, product, place):
-                raise Stopped(source, f"it {verb} {name} whose rows are not contiguous")
+            if fault := self._fault(tensor, view, product, place):
+                raise Stopped(source, f"it {verb} {name} {fault}")
 
     def _source(self, tensor: str) -> Operator | None:
         """The operator that made a tensor, whatever views of its result there are; None for parameters."""

@@ -119,3 +119,59 @@ def test_working_operators_stay(check_pass):
             return (d, g)
 
     check_pass(RemoveNoOps(), Before)
+
+
+def test_permutations_of_axes_of_one_place_are_reshapes(check_pass):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 1, 3, 4), "float32")):
+            with R.dataflow():
+                a = R.permute_dims(x, [0, 2, 1, 3])
+                b = R.nn.relu(a)
+                out = R.permute_dims(b, [2, 0, 1, 3])
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor((2, 1, 3, 4), "float32")):
+            with R.dataflow():
+                a = R.reshape(x, R.shape([2, 3, 1, 4]))
+                b = R.nn.relu(a)
+                out = R.reshape(b, R.shape([1, 2, 3, 4]))
+                R.output(out)
+            return out
+
+    check_pass(RemoveNoOps(), Before, After)
+
+
+def test_a_softmax_of_flattened_rows_is_one_of_the_tensor(check_pass):
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 3, 4), "float32")):
+            with R.dataflow():
+                a = R.reshape(x, R.shape([6, 4]))
+                b = R.nn.softmax(a, axis=-1)
+                c = R.reshape(b, R.shape([2, 3, 4]))
+                d = R.reshape(c, R.shape([2, 12]))
+                e = R.nn.softmax(d, axis=-1)
+                out = R.reshape(e, R.shape([2, 3, 4]))
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor((2, 3, 4), "float32")):
+            with R.dataflow():
+                c = R.nn.softmax(x, axis=-1)
+                d = R.reshape(c, R.shape([2, 12]))
+                e = R.nn.softmax(d, axis=-1)
+                out = R.reshape(e, R.shape([2, 3, 4]))
+                R.output(out)
+            return out
+
+    check_pass(RemoveNoOps(), Before, After)

@@ -17,8 +17,9 @@ class RemoveNoOps:
     """Drop operators whose result is one of their operands, and merge neighbours that undo each other.
 
     dropout (inference), reshape/broadcast_to/astype/strided_slice/concat/pad to the same type,
-    identity permute_dims, reshape of reshape, permute_dims of permute_dims, multiplication by one,
-    addition of zero, and broadcast_to in front of an elementwise operator that broadcasts anyway.
+    identity permute_dims (one that moves axes of one place only becomes a reshape), reshape of reshape, permute_dims
+    of permute_dims, reshapes around a softmax of rows, multiplication by one, addition of zero, and broadcast_to in
+    front of an elementwise operator that broadcasts anyway.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -71,15 +72,34 @@ class _Rewriter(BindingRewriter):
             return call.args[0]
         source = self.producer(call.args[0], "reshape")
         if source is None:
-            return call
+            return self._unflattened(call)
         if same_type(self.typed(call), source.args[0]):
             return source.args[0]
         return relax.op.reshape(source.args[0], self.typed(call).ty.shape)
+
+    def _unflattened(self, call: ir.Call) -> ir.Expr:
+        """A softmax of rows that were flattened for it, as ONNX had it before opset 13, on the tensor itself."""
+        softmax = self.producer(call.args[0], "nn.softmax")
+        if softmax is None or not self.single_use(call.args[0]):
+            return call
+        flat = self.producer(softmax.args[0], "reshape")
+        if flat is None or not same_type(self.typed(call), flat.args[0]):
+            return call
+        rows, shape = static_shape(softmax.args[0]), static_shape(flat.args[0])
+        if not rows or not shape or rows[-1] != shape[-1]:
+            return call
+        if int(softmax.attrs.axis) % len(rows) != len(rows) - 1:
+            return call
+        return relax.op.nn.softmax(flat.args[0], axis=-1)
 
     def permute(self, call: ir.Call) -> ir.Expr:
         axes = permutation(call)
         if axes == list(range(len(axes))):
             return call.args[0]
+        shape = static_shape(call.args[0])
+        wide = [axis for axis in axes if shape is None or shape[axis] != 1]
+        if shape is not None and wide == sorted(wide):
+            return self.reshape(relax.op.reshape(call.args[0], self.typed(call).ty.shape))
         source = self.producer(call.args[0], "permute_dims")
         if source is None:
             return call
