@@ -158,7 +158,10 @@ def test_a_softmax_of_flattened_rows_is_one_of_the_tensor(check_pass):
                 c = R.reshape(b, R.shape([2, 3, 4]))
                 d = R.reshape(c, R.shape([2, 12]))
                 e = R.nn.softmax(d, axis=-1)
-                out = R.reshape(e, R.shape([2, 3, 4]))
+                f = R.reshape(e, R.shape([4, 6]))
+                g = R.reshape(f, R.shape([8, 3]))
+                h = R.nn.softmax(g, axis=-1)
+                out = R.reshape(h, R.shape([4, 2, 3]))
                 R.output(out)
             return out
 
@@ -170,7 +173,8 @@ def test_a_softmax_of_flattened_rows_is_one_of_the_tensor(check_pass):
                 c = R.nn.softmax(x, axis=-1)
                 d = R.reshape(c, R.shape([2, 12]))
                 e = R.nn.softmax(d, axis=-1)
-                out = R.reshape(e, R.shape([2, 3, 4]))
+                g = R.reshape(e, R.shape([4, 2, 3]))
+                out = R.nn.softmax(g, axis=-1)
                 R.output(out)
             return out
 

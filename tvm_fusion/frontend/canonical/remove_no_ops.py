@@ -78,19 +78,20 @@ class _Rewriter(BindingRewriter):
         return relax.op.reshape(source.args[0], self.typed(call).ty.shape)
 
     def _unflattened(self, call: ir.Call) -> ir.Expr:
-        """A softmax of rows that were flattened for it, as ONNX had it before opset 13, on the tensor itself."""
+        """A softmax of rows that were flattened for it, as ONNX had it before opset 13, in the shape of its result."""
         softmax = self.producer(call.args[0], "nn.softmax")
         if softmax is None or not self.single_use(call.args[0]):
             return call
         flat = self.producer(softmax.args[0], "reshape")
-        if flat is None or not same_type(self.typed(call), flat.args[0]):
-            return call
-        rows, shape = static_shape(softmax.args[0]), static_shape(flat.args[0])
-        if not rows or not shape or rows[-1] != shape[-1]:
+        rows, shape = static_shape(softmax.args[0]), static_shape(self.typed(call))
+        if flat is None or not rows or not shape or rows[-1] != shape[-1]:
             return call
         if int(softmax.attrs.axis) % len(rows) != len(rows) - 1:
             return call
-        return relax.op.nn.softmax(flat.args[0], axis=-1)
+        data = flat.args[0]
+        if not same_type(self.typed(call), data):
+            data = self.emit(softmax.args[0].name, self.reshape(relax.op.reshape(data, shape)))
+        return relax.op.nn.softmax(data, axis=-1)
 
     def permute(self, call: ir.Call) -> ir.Expr:
         axes = permutation(call)
