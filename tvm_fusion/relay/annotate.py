@@ -16,6 +16,7 @@ from ..strategies.base import Proposal
 from .compat import relay, tvm
 from .expressions import with_operands
 from .nodes import Node, RelayGraph, Structure, Value
+from .operators import is_view
 
 #: Results by value: the expressions of the new function.
 Environment = dict[Value, Any]
@@ -215,6 +216,7 @@ class _Rewriter:
         self.values = found.values
         self.bound = found.bound
         self.env = env
+        self.bases = {value.base: value for value in env}
         self.done: dict[Any, Any] = {}
 
     def visit(self, expr: Any) -> Any:
@@ -228,7 +230,18 @@ class _Rewriter:
         """What stands for an expression in the environment; None if nothing does."""
         if isinstance(expr, relay.Var) and expr in self.bound and expr not in self.values:
             return self.visit(self.bound[expr])
-        return self._stands_for(self.values.get(expr))
+        structure = self.values.get(expr)
+        found = self._stands_for(structure)
+        if found is None and isinstance(structure, Value) and not is_view(expr):
+            found = self._reshaped(structure)
+        return found
+
+    def _reshaped(self, value: Value) -> Any:
+        """A value of which the graph has another reshape; None if it has none."""
+        source = self.bases.get(value.base)
+        if source is None or value.is_constant or not value.is_static:
+            return None
+        return relay.reshape(self.env[source], value.shape)
 
     def _stands_for(self, structure: Structure | None) -> Any:
         if structure is None:

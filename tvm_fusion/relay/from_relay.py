@@ -68,7 +68,7 @@ class _Builder:
                 if expr not in self.values:
                     self.values[expr] = self._read(expr)
         returned = list(flatten(self.values[self.func.body]))
-        nodes = simplify(self.nodes, returned, self.owners)
+        nodes = simplify(self.nodes, returned, self.owners, self.values)
         return self._graph(nodes, returned)
 
     def _order(self) -> list[Any]:

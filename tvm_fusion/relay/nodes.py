@@ -60,6 +60,14 @@ class Value:
             return self.data.data.numpy()
         return self.data
 
+    @property
+    def base(self) -> Value:
+        """The tensor that it is a reshape of; itself where it is none."""
+        value = self
+        while value.node is not None and value.node.op == "reshape":
+            value = value.node.inputs[0]
+        return value
+
     def same_type(self, other: Value) -> bool:
         """Whether shape and dtype are known to be equal."""
         return self.is_static and self.shape == other.shape and self.dtype == other.dtype

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .compat import Op, relay
+
 _SAME = (
     "sigmoid tanh exp log sqrt rsqrt negative abs erf clip floor ceil round trunc sign cos tan sin asin acos "
     "atan sinh cosh logical_not bitwise_not isnan isinf isfinite add subtract multiply divide power maximum "
@@ -47,8 +49,12 @@ NAME_OF: Mapping[str, str] = {
 FOLDABLE = frozenset(
     "add subtract multiply divide power maximum minimum equal not_equal less less_equal greater greater_equal "
     "negative abs sqrt rsqrt exp log square floor ceil tanh relu isnan logical_not reshape full zeros ones "
-    "broadcast_to permute_dims astype concat stack split strided_slice where take".split()
+    "broadcast_to permute_dims astype concat stack split strided_slice where take logical_and logical_or bitwise_and "
+    "bitwise_or bitwise_xor bitwise_not cos sin sigmoid arange gather_elements".split()
 )  # fmt: skip
+
+#: Calls that regroup a tensor's elements.
+VIEWS = ("expand_dims", "squeeze", "reshape", "reshape_like", "nn.batch_flatten")
 
 _BINARY = frozenset(
     "add subtract multiply divide power maximum minimum equal not_equal less less_equal greater greater_equal".split()
@@ -58,6 +64,11 @@ _BINARY = frozenset(
 def is_binary(op: str) -> bool:
     """Whether an operator takes two operands that broadcast."""
     return op in _BINARY
+
+
+def is_view(expr: Any) -> bool:
+    """Whether an expression is a call that regroups a tensor's elements."""
+    return isinstance(expr, relay.Call) and isinstance(expr.op, Op) and expr.op.name in VIEWS
 
 
 def graph_attrs(

@@ -15,7 +15,8 @@ import numpy as np
 from . import expansions
 from .compat import relay
 from .nodes import Node, Structure, Value
-from .operators import NAME_OF, is_binary
+from .operators import NAME_OF, VIEWS, is_binary
+from .slice_lookups import slice_lookup
 
 Rule = Callable[[Any, Any, list[Structure], dict[str, Any]], Structure | None]
 
@@ -286,6 +287,8 @@ def _compact(value: Value, other: Value) -> Value:
         first = array[(slice(None),) * axis + (slice(0, 1),)]
         if bool(np.all(array == first)):
             array = first
+    if array.size == 1 and len(other.shape) >= array.ndim:
+        array = array.reshape(())  # a number is part of the operator, and no tensor that is read
     if array.shape == value.shape:
         return value
     return Value(array.shape, value.dtype, is_constant=True, data=array)
@@ -316,9 +319,7 @@ def _splat(value: Value) -> float | None:
 RULES: dict[str, Rule] = {
     **{name: _elementwise for name, op in NAME_OF.items() if is_binary(op) and op != "power"},
     **dict.fromkeys(("nn.conv1d", "nn.conv2d", "nn.conv3d"), _convolution),
-    **dict.fromkeys(
-        ("expand_dims", "squeeze", "reshape", "reshape_like", "nn.batch_flatten"), _reshape
-    ),
+    **dict.fromkeys(VIEWS, _reshape),
     **dict.fromkeys(("broadcast_to", "broadcast_to_like", "cast", "cast_like"), _same),
     **dict.fromkeys(("copy", "annotation.checkpoint"), _first),
     "concatenate": _concatenate,
@@ -331,6 +332,7 @@ RULES: dict[str, Rule] = {
     "power": _power,
     "split": _split,
     "strided_slice": _slice,
+    "take": slice_lookup,
     "transpose": _transpose,
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""Merge operators of the graph as the Relax path does: scales and shifts by constants, scales into weights.
+"""Bring operators of the graph to the form that the Relax path's clean-up leaves.
 
 The expressions stay as they are: an operator that was merged into another becomes part of its
 expression.
@@ -6,51 +6,59 @@ expression.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .nodes import Node, Value
+from .move_reshapes import MoveReshapes
+from .nodes import Node, Structure, Value
+from .recognize_norms import RecognizeNorms
+from .rewrite import NodeRewriter
+from .slice_splits import SliceSplits
+from .split_products import SplitProducts
 
 _CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
 _TRANSPOSED = {"conv1d_transpose", "conv2d_transpose", "conv3d_transpose"}
 _SCALING = ("add", "subtract", "multiply", "divide", "negative")
 
 
+#: The passes before the merging of scales, in the order of `frontend.canonical.CANONICAL_PASSES`.
+_PASSES = (RecognizeNorms, MoveReshapes, SplitProducts, SliceSplits)
+
+
 def simplify(
-    nodes: Sequence[Node], returned: Sequence[Value], owners: Mapping[Any, str]
+    nodes: Iterable[Node],
+    returned: list[Value],
+    owners: Mapping[Any, str],
+    values: MutableMapping[Any, Structure],
 ) -> list[Node]:
-    """Merge operators, and leave out those whose results nothing reads.
+    """Rewrite operators, and leave out those whose results nothing reads.
 
     Parameters
     ----------
-    nodes : sequence of Node
+    nodes : iterable of Node
         Operators in topological order; they are changed in place.
-    returned : sequence of Value
-        Results of the function.
+    returned : list of Value
+        Results of the function; changed in place.
     owners : mapping of relay.Expr to str
         The group that an expression belongs to already.
+    values : mapping of relay.Expr to Structure
+        Results of the function's expressions; changed in place.
     """
-    merger = _Merger(live(nodes, returned), returned, owners)
+    every, left = list(nodes), None
+    for make in _PASSES:
+        # Reshapes that were merged with others are dead, and still of use to MoveReshapes.
+        left = make(
+            every if make is MoveReshapes else left or every, returned, owners, values
+        ).run()
+    merger = _Merger(left, returned, owners, values)
     for step in (merger.merge_scales, merger.fold_scale, merger.simplify_bias):
         for node in list(merger.nodes):
             if node in merger.alive:
                 step(node)
         merger.sweep()
     return merger.nodes
-
-
-def live(nodes: Iterable[Node], returned: Iterable[Value]) -> list[Node]:
-    """The operators whose results are read or returned, directly or not."""
-    needed = set(returned)
-    out = []
-    for node in reversed(list(nodes)):
-        if any(value in needed for value in node.outputs):
-            needed.update(node.inputs)
-            out.append(node)
-    return out[::-1]
 
 
 class _Step(NamedTuple):
@@ -62,28 +70,7 @@ class _Step(NamedTuple):
     shift: np.ndarray | None
 
 
-class _Merger:
-    def __init__(
-        self, nodes: list[Node], returned: Sequence[Value], owners: Mapping[Any, str]
-    ) -> None:
-        self.nodes = nodes
-        self.returned = returned
-        self.owners = owners
-        self.sweep()
-
-    def sweep(self) -> None:
-        """Leave out what nothing reads, and count the uses again."""
-        self.nodes = live(self.nodes, self.returned)
-        self.alive = set(self.nodes)
-        self.uses = collections.Counter(self.returned)
-        for node in self.nodes:
-            self.uses.update(node.inputs)
-            node.helpers = [helper for helper in node.helpers if helper in self.alive]
-
-    def together(self, *nodes: Node) -> bool:
-        """Whether operators belong to one group, or to none."""
-        return len({self.owners.get(node.origin) for node in nodes}) == 1
-
+class _Merger(NodeRewriter):
     def merge_scales(self, node: Node) -> None:
         """((x * a + b) * c + d) → x * (a c) + (b c + d)."""
         step = _step(node)

@@ -36,7 +36,7 @@ PASSES = (
 
 #: Least number of groups.
 GROUPS = {
-    "resnet-50": 50, "mobilenet": 26, "inception-v3": 61, "squeezenet": 18, "densenet": 66, "bert": 16,
+    "resnet-50": 50, "mobilenet": 26, "inception-v3": 61, "squeezenet": 18, "densenet": 66, "bert": 10,
 }  # fmt: skip
 
 
