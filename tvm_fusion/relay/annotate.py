@@ -74,10 +74,26 @@ class _Writer:
         graph = found.graph
         self.group_of = {n: name for name, p in groups.items() for n in p.operators}
         self.name_of = {node: name for name, node in found.nodes.items()}
-        self.members = {name: graph.sort(p.operators) for name, p in groups.items()}
+        self._join_implied()
+        members: dict[str, list[str]] = {name: [] for name in groups}
+        for name in graph.names:
+            if name in self.group_of:
+                members[self.group_of[name]].append(name)
+        self.members = {name: tuple(found) for name, found in members.items()}
         self.hidden = {
             helper for name, node in found.nodes.items() for helper in self._hidden(name, node)
         }
+
+    def _join_implied(self) -> None:
+        """Let a group return what the model has, where the graph has it in another shape."""
+        graph = self.found.graph
+        for name, node in self.found.nodes.items():
+            (source, *_) = graph.by_name[name].inputs if node.is_implied else (None,)
+            if source is None or name in self.group_of or source in graph.outputs:
+                continue
+            maker = graph.producer.get(source)
+            if maker and maker.name in self.group_of and len(graph.consumers[source]) == 1:
+                self.group_of[name] = self.group_of[maker.name]
 
     def body(self) -> Any:
         """The new body of the function."""

@@ -110,7 +110,7 @@ def _read(mod: tvm.IRModule) -> tuple[tvm.IRModule, RelayGraph, dict[str, Propos
     members: dict[str, list[str]] = {name: [] for name in stripped.groups}
     for name, node in found.nodes.items():
         owner = stripped.owners.get(node.origin)
-        if owner is not None:
+        if owner is not None and not (node.is_implied and _is_last(found, name, stripped.owners)):
             members[owner].append(name)
     existing = {
         group: proposal_from(found.graph, members[group], attrs)
@@ -118,6 +118,14 @@ def _read(mod: tvm.IRModule) -> tuple[tvm.IRModule, RelayGraph, dict[str, Propos
         if members[group]
     }
     return stripped.mod, found, existing
+
+
+def _is_last(found: RelayGraph, name: str, owners: Mapping[Any, str]) -> bool:
+    """Whether nothing of its group reads an operator: an implied reshape there is none of its members."""
+    own = owners.get(found.nodes[name].origin)
+    (tensor,) = found.graph.by_name[name].outputs
+    readers = (found.nodes[reader.name] for reader in found.graph.consumers[tensor])
+    return all(owners.get(reader.origin) != own for reader in readers)
 
 
 def _planned(

@@ -8,6 +8,7 @@ from typing import Any
 
 from .compat import relay
 from .nodes import Node, Value
+from .operators import is_view
 from .rewrite import NodeRewriter
 
 #: Operators of one tensor that compute each element by itself.
@@ -110,10 +111,11 @@ class MoveReshapes(NodeRewriter):
         self._regroup(node, inputs, shape)
         self.add(node)
         # The expression stays whole where nothing else reads what lies between the two reshapes.
-        apart, helpers = relay.reshape(node.root, result.shape), [node, *node.helpers]
         view = Node(
-            "reshape", {"arg1": result.shape}, [node.output], root, result, apart, helpers, origin
-        )
+            "reshape", {"arg1": result.shape}, [node.output], root, result,
+            apart=relay.reshape(node.root, result.shape), helpers=[node, *node.helpers], origin=origin,
+            is_implied=not is_view(origin),
+        )  # fmt: skip
         result.node = view
         self._views[node.output, result.shape] = result
         self.add(view)

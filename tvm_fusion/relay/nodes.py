@@ -99,6 +99,8 @@ class Node:
         The operators that ``root`` computes as well.
     origin : relay.Expr
         The call of the model that the operator came from.
+    is_implied : bool
+        Whether it is a reshape that no call of the model is: an operator was moved before it.
     """
 
     op: str
@@ -109,6 +111,7 @@ class Node:
     apart: Any = None
     helpers: list[Node] = dataclasses.field(default_factory=list)
     origin: Any = None
+    is_implied: bool = False
 
     @property
     def outputs(self) -> list[Value]:
