@@ -283,6 +283,104 @@ def slices(random: np.random.RandomState) -> tvm.IRModule:
 
 
 @_case
+def neighbours_taken(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = relay.tanh(v)
+    rows = relay.take(y, relay.const(np.array([1, 2, 3])), axis=0)
+    return module(relay.Tuple([relay.exp(rows), relay.exp(relay.take(y, relay.const(5), axis=1))]), v)
+
+
+@_case
+def first_places_taken_clipped(random: np.random.RandomState) -> tvm.IRModule:
+    """A place behind the end of the axis is no slice."""
+    v = _matrix()
+    return module(relay.exp(relay.take(relay.tanh(v), relay.const(9), axis=0, mode="clip")), v)
+
+
+@_case
+def part_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    left, right = relay.split(relay.tanh(x), 2, 1)
+    return module(relay.Tuple([relay.nn.relu(left), relay.exp(left), relay.exp(right)]), x)
+
+
+@_case
+def projections_in_one_product(random: np.random.RandomState) -> tvm.IRModule:
+    b = _matrices()
+    y = relay.nn.dense(relay.reshape(b, (10, 8)), constant(random, 24, 8))
+    y = relay.add(relay.reshape(y, (2, 5, 24)), constant(random, 24))
+    query, key, value = relay.split(y, 3, 2)
+    scores = relay.nn.softmax(relay.nn.batch_matmul(query, key))
+    return module(relay.nn.batch_matmul(scores, value, transpose_b=False), b)
+
+
+@_case
+def parts_of_unequal_products(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    product = relay.nn.matmul(v, constant(random, 8, 12))
+    one, other = relay.split(product, [4], 1)
+    return module(relay.Tuple([relay.nn.softmax(one), relay.exp(other)]), v)
+
+
+@_case
+def split_product_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    product = relay.nn.dense(v, constant(random, 12, 8))
+    one, other = relay.split(product, 2, 1)
+    return module(relay.Tuple([relay.nn.softmax(one), relay.exp(other), relay.exp(product)]), v)
+
+
+def _norm(random: np.random.RandomState, x: Any, centred: bool) -> Any:
+    """A norm in pieces."""
+    data = relay.subtract(x, relay.mean(x, -1, True)) if centred else x
+    squares = relay.mean(relay.multiply(data, data), -1, True)
+    y = relay.multiply(data, relay.rsqrt(relay.add(squares, _number(1e-5))))
+    y = relay.multiply(constant(random, 8), y)
+    return relay.add(y, constant(random, 8)) if centred else y
+
+
+@_case
+def norms_in_pieces(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    y = relay.tanh(v)
+    return module(relay.Tuple([_norm(random, y, True), _norm(random, y, False)]), v)
+
+
+@_case
+def norm_whose_root_is_read(random: np.random.RandomState) -> tvm.IRModule:
+    v = _matrix()
+    root = relay.sqrt(relay.add(relay.mean(relay.multiply(v, v), -1, True), _number(1e-5)))
+    normed = relay.divide(v, root)
+    return module(relay.Tuple([relay.multiply(normed, constant(random, 8)), relay.exp(normed)]), v)
+
+
+@_case
+def regrouped_rows(random: np.random.RandomState) -> tvm.IRModule:
+    b = _matrices()
+    flat = relay.reshape(relay.exp(b), (10, 8))
+    y = relay.nn.relu(relay.add(relay.nn.dense(flat, constant(random, 8, 8)), constant(random, 8)))
+    y = relay.nn.layer_norm(y, constant(random, 8), constant(random, 8))
+    y = relay.power(y, _number(3.0))
+    return module(relay.Tuple([relay.add(b, relay.reshape(y, (2, 5, 8))), relay.exp(y)]), b)
+
+
+@_case
+def regrouped_towards_a_lookup(random: np.random.RandomState) -> tvm.IRModule:
+    x = relay.var("x", shape=(2, 5), dtype="int32")
+    b = _matrices()
+    rows = relay.take(constant(random, 20, 8), relay.reshape(x, (10,)), axis=0)
+    y = relay.reshape(relay.multiply(rows, _number(3.0)), (2, 5, 8))
+    return _relu(relay.add(y, b), x, b)
+
+
+@_case
+def regrouped_products_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
+    b, w = _matrices(), _matrix("w", 16)
+    y = relay.nn.dense(relay.reshape(relay.exp(b), (10, 8)), relay.exp(w))
+    return module(relay.nn.relu(relay.reshape(relay.tanh(y), (2, 5, 16))), b, w)
+
+
+@_case
 def positions(random: np.random.RandomState) -> tvm.IRModule:
     v = _matrix()
     return module(relay.add(relay.argmax(v, axis=1), relay.const(1, "int32")), v)

@@ -74,8 +74,7 @@ def test_fixture_compiles(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_compiles(name):
     mod = relay.from_document(read_document(DATA / "networks" / f"{name}_annotated_16.json.gz"))
-    # Annotations are kept whole; the planner may absorb some in a larger group.
-    assert groups_in(mod) / 2 < len(check_kernels(mod).plan.groups) <= groups_in(mod)
+    assert len(check_kernels(mod).plan.groups) == groups_in(mod)
     # Planned here, with what the compiler says of each kernel, the groups may be others.
     assert len(check_kernels(StripFusion()(mod)).plan.groups) > groups_in(mod) / 2
 
