@@ -64,6 +64,7 @@ def test_network(name: str, tmp_path) -> None:
     [
         ("test_annotation.py", ""),
         ("test_bad_input.py", ""),
+        ("test_rewrites.py", ""),
         ("test_models.py", "page"),
         ("test_models.py", "sequential"),
     ],

@@ -13,10 +13,13 @@ from typing import Any
 from ..errors import PlanError
 from ..strategies.attributes import group_attrs
 from ..strategies.base import Proposal
-from .compat import relay, tvm
+from .compat import Op, relay, tvm
 from .expressions import with_operands
 from .nodes import Node, RelayGraph, Structure, Value
 from .operators import is_view
+
+#: Calls that fill a tensor of another's shape, and what fills one of a given shape.
+_LIKE = {"ones_like": relay.ones, "zeros_like": relay.zeros}
 
 #: Results by value: the expressions of the new function.
 Environment = dict[Value, Any]
@@ -247,6 +250,11 @@ class _Rewriter:
         if isinstance(expr, relay.Var) and expr in self.bound and expr not in self.values:
             return self.visit(self.bound[expr])
         structure = self.values.get(expr)
+        if isinstance(expr, relay.Call) and isinstance(expr.op, Op) and expr.op.name in _LIKE:
+            if (
+                isinstance(structure, Value) and structure.is_constant
+            ):  # a group must not read the tensor that gives the shape
+                return _LIKE[expr.op.name](structure.shape, structure.dtype)
         found = self._stands_for(structure)
         if found is None and isinstance(structure, Value) and not is_view(expr):
             found = self._reshaped(structure)

@@ -209,6 +209,9 @@ class MoveReshapes(NodeRewriter):
         copy = self._copies[node] = dataclasses.replace(node)
         raised = self._regroup(copy, inputs, (*leading, value.shape[-1]))
         self.add(copy)
+        # Where an expression reads what is no more, it reads a reshape of this.
+        attrs, root = {"arg1": value.shape}, relay.reshape(copy.root, value.shape)
+        value.node = Node("reshape", attrs, [raised], root, value)
         return raised
 
     def _regrouped(self, node: Node) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..relay.compat import relay, tvm
-from .relay_models import batch_norm, constant, conv, conv_chain, module
+from .relay_models import batch_norm, constant, conv, conv_chain, matrix, module, number
 
 _CASES: dict[str, Callable[[np.random.RandomState], tvm.IRModule]] = {}
 
@@ -32,20 +32,12 @@ def _map(name: str = "x") -> Any:
     return relay.var(name, shape=(2, 8, 6, 6))
 
 
-def _matrix(name: str = "v", rows: int = 4) -> Any:
-    return relay.var(name, shape=(rows, 8))
-
-
 def _matrices(name: str = "b") -> Any:
     return relay.var(name, shape=(2, 5, 8))
 
 
 def _relu(body: Any, *params: Any) -> tvm.IRModule:
     return module(relay.nn.relu(body), *params)
-
-
-def _number(value: float) -> Any:
-    return relay.const(value, "float32")
 
 
 @_case
@@ -62,19 +54,19 @@ def norm_behind_bias(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def log2(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.log2(relay.exp(v)), v)
 
 
 @_case
 def standard_deviation(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.std(v, axis=[1], keepdims=True), v)
 
 
 @_case
 def l2_normalize(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.nn.l2_normalize(v, 1e-5, [1]), v)
 
 
@@ -86,19 +78,19 @@ def local_response_norm(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def layer_norm(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return module(relay.nn.layer_norm(relay.exp(v), constant(random, 8), constant(random, 8)), v)
 
 
 @_case
 def stack(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.stack([v, relay.exp(v)], 0), v)
 
 
 @_case
 def dense(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(
         relay.nn.bias_add(relay.nn.dense(v, constant(random, 6, 8)), constant(random, 6)), v
     )
@@ -106,7 +98,7 @@ def dense(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def dense_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
-    v, w = _matrix(), _matrix("w", 16)
+    v, w = matrix(), matrix("w", 16)
     return _relu(relay.nn.dense(relay.exp(v), relay.exp(w)), v, w)
 
 
@@ -132,30 +124,30 @@ def batch_matmul_plain(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def powers(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     positive = relay.exp(v)
-    parts = [relay.power(positive, _number(n)) for n in (2.0, 3.0, 4.0, 0.5, -0.5, -1.0, 1.7)]
+    parts = [relay.power(positive, number(n)) for n in (2.0, 3.0, 4.0, 0.5, -0.5, -1.0, 1.7)]
     return module(relay.Tuple([relay.nn.relu(part) for part in parts]), v)
 
 
 @_case
 def difference_from_one(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    return _relu(relay.subtract(_number(1.0), relay.tanh(v)), v)
+    v = matrix()
+    return _relu(relay.subtract(number(1.0), relay.tanh(v)), v)
 
 
 @_case
 def scales_and_shifts(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    y = (relay.tanh(v) * _number(2.0) + constant(random, 8)) * constant(random, 8)
-    y = relay.negative((_number(1.0) - (y - constant(random, 8))) / _number(3.0))
+    v = matrix()
+    y = (relay.tanh(v) * number(2.0) + constant(random, 8)) * constant(random, 8)
+    y = relay.negative((number(1.0) - (y - constant(random, 8))) / number(3.0))
     return _relu(y, v)
 
 
 @_case
 def scale_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    scaled = relay.tanh(v) * _number(2.0)
+    v = matrix()
+    scaled = relay.tanh(v) * number(2.0)
     return module(relay.Tuple([relay.nn.relu(scaled + constant(random, 8)), relay.exp(scaled)]), v)
 
 
@@ -213,20 +205,20 @@ def mean_of_other_axes(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def broadcast(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     wide = relay.broadcast_to(relay.exp(v), (3, 4, 8))
     return _relu(relay.add(wide, constant(random, 3, 4, 8)), v)
 
 
 @_case
 def repeated_constant(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.add(relay.exp(v), relay.ones_like(v)), v)
 
 
 @_case
 def views(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     y = relay.reshape(relay.reshape(relay.tanh(v), (8, 4)), (2, 16))
     z = relay.squeeze(relay.expand_dims(relay.exp(v), 0, 2), [0])
     return module(relay.Tuple([relay.exp(y), relay.nn.relu(z)]), v)
@@ -234,8 +226,8 @@ def views(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def nothing_done(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    y = relay.nn.dropout(relay.exp(v)) * _number(1.0) + _number(0.0)
+    v = matrix()
+    y = relay.nn.dropout(relay.exp(v)) * number(1.0) + number(0.0)
     y = relay.copy(relay.cast(relay.transpose(relay.transpose(y)), "float32"))
     return _relu(y, v)
 
@@ -265,35 +257,37 @@ def upsampling(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def choices(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    y = relay.where(relay.greater(v, _number(0.0)), relay.exp(v), relay.tanh(v))
+    v = matrix()
+    y = relay.where(relay.greater(v, number(0.0)), relay.exp(v), relay.tanh(v))
     return module(relay.clip(y, 0.0, 6.0), v)
 
 
 @_case
 def rows_taken(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return module(relay.exp(relay.take(v, relay.const(np.array([1, 0, 2])), axis=0)), v)
 
 
 @_case
 def slices(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return module(relay.exp(relay.strided_slice(relay.tanh(v), [0, 2], [4, 6])), v)
 
 
 @_case
 def neighbours_taken(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     y = relay.tanh(v)
     rows = relay.take(y, relay.const(np.array([1, 2, 3])), axis=0)
-    return module(relay.Tuple([relay.exp(rows), relay.exp(relay.take(y, relay.const(5), axis=1))]), v)
+    return module(
+        relay.Tuple([relay.exp(rows), relay.exp(relay.take(y, relay.const(5), axis=1))]), v
+    )
 
 
 @_case
 def first_places_taken_clipped(random: np.random.RandomState) -> tvm.IRModule:
     """A place behind the end of the axis is no slice."""
-    v = _matrix()
+    v = matrix()
     return module(relay.exp(relay.take(relay.tanh(v), relay.const(9), axis=0, mode="clip")), v)
 
 
@@ -316,7 +310,7 @@ def projections_in_one_product(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def parts_of_unequal_products(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     product = relay.nn.matmul(v, constant(random, 8, 12))
     one, other = relay.split(product, [4], 1)
     return module(relay.Tuple([relay.nn.softmax(one), relay.exp(other)]), v)
@@ -324,7 +318,7 @@ def parts_of_unequal_products(random: np.random.RandomState) -> tvm.IRModule:
 
 @_case
 def split_product_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     product = relay.nn.dense(v, constant(random, 12, 8))
     one, other = relay.split(product, 2, 1)
     return module(relay.Tuple([relay.nn.softmax(one), relay.exp(other), relay.exp(product)]), v)
@@ -334,22 +328,22 @@ def _norm(random: np.random.RandomState, x: Any, centred: bool) -> Any:
     """A norm in pieces."""
     data = relay.subtract(x, relay.mean(x, -1, True)) if centred else x
     squares = relay.mean(relay.multiply(data, data), -1, True)
-    y = relay.multiply(data, relay.rsqrt(relay.add(squares, _number(1e-5))))
+    y = relay.multiply(data, relay.rsqrt(relay.add(squares, number(1e-5))))
     y = relay.multiply(constant(random, 8), y)
     return relay.add(y, constant(random, 8)) if centred else y
 
 
 @_case
 def norms_in_pieces(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     y = relay.tanh(v)
     return module(relay.Tuple([_norm(random, y, True), _norm(random, y, False)]), v)
 
 
 @_case
 def norm_whose_root_is_read(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
-    root = relay.sqrt(relay.add(relay.mean(relay.multiply(v, v), -1, True), _number(1e-5)))
+    v = matrix()
+    root = relay.sqrt(relay.add(relay.mean(relay.multiply(v, v), -1, True), number(1e-5)))
     normed = relay.divide(v, root)
     return module(relay.Tuple([relay.multiply(normed, constant(random, 8)), relay.exp(normed)]), v)
 
@@ -360,82 +354,46 @@ def regrouped_rows(random: np.random.RandomState) -> tvm.IRModule:
     flat = relay.reshape(relay.exp(b), (10, 8))
     y = relay.nn.relu(relay.add(relay.nn.dense(flat, constant(random, 8, 8)), constant(random, 8)))
     y = relay.nn.layer_norm(y, constant(random, 8), constant(random, 8))
-    y = relay.power(y, _number(3.0))
+    y = relay.power(y, number(3.0))
     return module(relay.Tuple([relay.add(b, relay.reshape(y, (2, 5, 8))), relay.exp(y)]), b)
 
 
 @_case
 def regrouped_towards_a_lookup(random: np.random.RandomState) -> tvm.IRModule:
-    x = relay.var("x", shape=(2, 5), dtype="int32")
-    b = _matrices()
-    rows = relay.take(constant(random, 20, 8), relay.reshape(x, (10,)), axis=0)
-    y = relay.reshape(relay.multiply(rows, _number(3.0)), (2, 5, 8))
+    x, b = relay.var("x", shape=(2, 5)), _matrices()
+    places = relay.reshape(relay.cast(relay.exp(x), "int32"), (10,))
+    rows = relay.take(constant(random, 20, 8), places, axis=0)
+    y = relay.reshape(relay.multiply(rows, number(3.0)), (2, 5, 8))
     return _relu(relay.add(y, b), x, b)
 
 
 @_case
 def regrouped_products_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
-    b, w = _matrices(), _matrix("w", 16)
+    b, w = _matrices(), matrix("w", 16)
     y = relay.nn.dense(relay.reshape(relay.exp(b), (10, 8)), relay.exp(w))
     return module(relay.nn.relu(relay.reshape(relay.tanh(y), (2, 5, 16))), b, w)
 
 
 @_case
 def positions(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return module(relay.add(relay.argmax(v, axis=1), relay.const(1, "int32")), v)
 
 
 @_case
 def constant_expressions(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return _relu(relay.add(relay.exp(v), relay.nn.relu(relay.transpose(constant(random, 8, 4)))), v)
 
 
 @_case
 def narrow_floats(random: np.random.RandomState) -> tvm.IRModule:
-    v = _matrix()
+    v = matrix()
     return module(relay.cast(relay.nn.relu(relay.cast(relay.exp(v), "float16")), "float32"), v)
 
 
 @_case
 def lets(random: np.random.RandomState) -> tvm.IRModule:
-    v, a, b = _matrix(), relay.var("a"), relay.var("b")
+    v, a, b = matrix(), relay.var("a"), relay.var("b")
     body = relay.Let(b, relay.nn.relu(relay.add(a, v)), relay.Tuple([b, relay.exp(b)]))
     return module(relay.Let(a, relay.tanh(v), body), v)
-
-
-def random_module(seed: int) -> tvm.IRModule:
-    """A random graph of operators, with types: shared values, several results, calls that are several operators."""
-    chosen, random = np.random.RandomState(seed), np.random.RandomState(seed + 1)
-    x, y = _matrix("x"), _matrix("y")
-    values = [x, y]
-    for _ in range(chosen.randint(6, 18)):
-        # Recent values are likelier, so that chains form.
-        a = values[-1 - chosen.randint(min(4, len(values)))]
-        b = values[chosen.randint(len(values))]
-        values.append(_OPERATIONS[chosen.randint(len(_OPERATIONS))](random, a, b))
-    results = [values[2 + chosen.randint(len(values) - 2)] for _ in range(chosen.randint(1, 4))]
-    return relay.transform.InferType()(module(relay.Tuple([*results, values[-1]]), x, y))
-
-
-#: Operators on two matrices of 4 x 8 elements.
-_OPERATIONS: tuple[Callable[[np.random.RandomState, Any, Any], Any], ...] = (
-    lambda random, a, b: relay.tanh(a),
-    lambda random, a, b: relay.add(a, b),
-    lambda random, a, b: relay.multiply(a, b),
-    lambda random, a, b: relay.nn.relu(a),
-    lambda random, a, b: relay.subtract(_number(1.0), a),
-    lambda random, a, b: relay.multiply(a, _number(0.5)),
-    lambda random, a, b: relay.add(a, constant(random, 8)),
-    lambda random, a, b: relay.nn.dense(a, constant(random, 8, 8)),
-    lambda random, a, b: relay.nn.dense(a, relay.reshape(relay.concatenate([b, b], 0), (8, 8))),
-    lambda random, a, b: relay.reshape(relay.reshape(a, (8, 4)), (4, 8)),
-    lambda random, a, b: relay.transpose(relay.transpose(a)),
-    lambda random, a, b: relay.split(relay.concatenate([a, b], 1), 2, 1)[1],
-    lambda random, a, b: relay.nn.softmax(a),
-    lambda random, a, b: relay.subtract(a, relay.mean(b, axis=1, keepdims=True)),
-    lambda random, a, b: relay.power(relay.sigmoid(a), _number(3.0)),
-    lambda random, a, b: relay.take(relay.stack([a, b], 0), relay.const(1), axis=0),
-    lambda random, a, b: relay.nn.l2_normalize(a, 1e-5, [1]),
-)

@@ -14,6 +14,16 @@ from ..relay.compat import relay, tvm
 CPU = "llvm -mtriple=x86_64-linux-gnu"
 
 
+def matrix(name: str = "v", rows: int = 4) -> Any:
+    """A parameter of some rows of 8 elements."""
+    return relay.var(name, shape=(rows, 8))
+
+
+def number(value: float) -> Any:
+    """A float32 constant."""
+    return relay.const(value, "float32")
+
+
 def constant(random: np.random.RandomState, *shape: int, scale: float = 0.5) -> Any:
     """A random constant of small float32 numbers."""
     return relay.const(random.uniform(-scale, scale, shape).astype("float32"))

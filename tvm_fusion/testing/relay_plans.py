@@ -14,7 +14,8 @@ from ..config import FusionConfig
 from ..relay.compat import tvm
 from ..relay.fuse import plan_with_graph
 from .plan_digest import plan_digest
-from .relay_cases import case_names, make_case, random_module
+from .relay_cases import case_names, make_case
+from .relay_random import random_module
 
 #: Targets and configurations of the plans; JSON keeps them for the other side.
 SETTINGS: tuple[tuple[str, dict[str, object]], ...] = (

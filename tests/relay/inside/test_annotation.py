@@ -13,7 +13,7 @@ import tvm_fusion.relay as fusion
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.errors import FusionError, PlanError
 from tvm_fusion.relay.compat import plain_attrs
-from tvm_fusion.testing.relay_cases import case_names, make_case, random_module
+from tvm_fusion.testing.relay_cases import case_names, make_case
 from tvm_fusion.testing.relay_models import (
     bert,
     branches,
@@ -28,6 +28,7 @@ from tvm_fusion.testing.relay_models import (
     run_vm,
     simplified,
 )
+from tvm_fusion.testing.relay_random import random_module
 
 CUDA = "cuda:sm_90a"
 
