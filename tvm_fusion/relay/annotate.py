@@ -251,9 +251,8 @@ class _Rewriter:
             return self.visit(self.bound[expr])
         structure = self.values.get(expr)
         if isinstance(expr, relay.Call) and isinstance(expr.op, Op) and expr.op.name in _LIKE:
-            if (
-                isinstance(structure, Value) and structure.is_constant
-            ):  # a group must not read the tensor that gives the shape
+            # A group must not read the tensor that gives the shape.
+            if isinstance(structure, Value) and structure.is_constant:
                 return _LIKE[expr.op.name](structure.shape, structure.dtype)
         found = self._stands_for(structure)
         if found is None and isinstance(structure, Value) and not is_view(expr):
