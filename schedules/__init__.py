@@ -4,6 +4,7 @@
 ``remembering()`` equal functions are scheduled once.
 """
 
+from . import reducers  # noqa: F401  TVM is told of them at import
 from .base import Limits, ScheduleTemplate, limits
 from .registry import register, remembering, schedule, templates
 
