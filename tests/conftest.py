@@ -21,6 +21,7 @@ settings.load_profile("tvm_fusion")
 _MANY = (
     "tests/schedules/",
     "tests/transform/test_lower_groups.py",
+    "tests/build/test_emulated_bounds.py",
     "tests/build/test_emulated_plans.py",
     "tests/frontend/relay/",
     "tests/frontend/test_onnx_fuzz.py",
