@@ -11,7 +11,8 @@ that reads through a ReLU.
 
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
-(``propagate_nan.py``). For the CPU that last is done too, and tangents of small numbers are exact (``exact_tanh.py``).
+(``propagate_nan.py``); for the CPU that is done too, and tangents of small numbers are exact (``exact_tanh.py``).
+Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..targets import with_variant
 from .exact_tanh import ExactTanh
 from .ordered_reads import WAIT, device_function, ordered_reads
 from .propagate_nan import PropagateNaN
+from .spelled_infinities import SpelledInfinities
 
 #: Name under which the pipeline is registered with TVM.
 NAME = "tvm_fusion"
@@ -133,7 +135,9 @@ def pipeline():
         return tvm.transform.Sequential([ExactTanh(), host(), PropagateNaN()])
 
     def finish():
-        return tvm.transform.Sequential([device(), PropagateNaN(), OverlapLaunches()])
+        return tvm.transform.Sequential(
+            [device(), PropagateNaN(), SpelledInfinities(), OverlapLaunches()]
+        )
 
     return LowerKernels(), finish_host, finish
 
