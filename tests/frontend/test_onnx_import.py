@@ -264,9 +264,15 @@ def test_huge_computed_constants_are_refused():
         frontend.load(proto)
 
 
-def test_a_model_without_work_is_refused():
+def test_a_model_without_work_returns_its_input(operators):
+    mod = frontend.load(model([helper.make_node("Identity", ["x"], ["y"])], {"x": [2]}))
+    assert [op for _, op in operators(mod)] == ["reshape"]
+
+
+def test_a_model_of_constants_is_refused():
+    node = helper.make_node("Constant", [], ["y"], value_floats=[1.0, 2.0])
     with pytest.raises(InvalidModelError, match="computes nothing"):
-        frontend.load(model([helper.make_node("Identity", ["x"], ["y"])], {"x": [2]}))
+        frontend.load(model([node], {"x": [2]}))
 
 
 def test_a_failing_simplifier_is_left_out(monkeypatch, caplog, operators):

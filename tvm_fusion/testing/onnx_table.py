@@ -6,8 +6,8 @@ writes the page from the record that there is.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,7 +102,11 @@ def run_suite(workers: int = 2) -> list[Outcome]:
 
 def main() -> None:
     """Write the record and the page."""
-    if "--page" not in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from the record that there is"
+    )
+    if not parser.parse_args().page:
         RECORD.write_text(json.dumps(record_of(run_suite()), indent=1) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     PAGE.write_text(page_text(record, PAGE.read_text(encoding="utf-8")), encoding="utf-8")

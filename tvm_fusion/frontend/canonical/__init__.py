@@ -10,6 +10,7 @@ from .bind_weights import BindWeights
 from .compact_constants import CompactConstants
 from .convert_dtype import ConvertDtype
 from .convert_layout import ConvertLayout
+from .copy_outputs import CopyOutputs
 from .decompose_batch_norm import DecomposeBatchNorm
 from .expand_powers import ExpandPowers
 from .flatten_bindings import FlattenBindings
@@ -36,6 +37,7 @@ __all__ = [
     "CompactConstants",
     "ConvertDtype",
     "ConvertLayout",
+    "CopyOutputs",
     "DecomposeBatchNorm",
     "ExpandPowers",
     "FlattenBindings",
@@ -129,6 +131,8 @@ def canonicalize(
     if dtype in ("float16", "bfloat16") or channels_last:
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]
+    # After the last RemoveNoOps, which would take the copies away.
+    passes.append(CopyOutputs())
     with sharing_scans():
         for transform in passes:
             try:
@@ -141,9 +145,7 @@ def canonicalize(
                     f"the model cannot be converted to {dtype}: {reason}"
                 ) from error
     if not bindings_of(mod["main"]):
-        raise InvalidModelError(
-            "the model computes nothing: every output is an input or a constant"
-        )
+        raise InvalidModelError("the model computes nothing: every output is a constant")
     refuse_huge_tensors(mod)
     _CANONICAL[_digest(mod)] = None
     while len(_CANONICAL) > _REMEMBERED:
