@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import threading
@@ -11,9 +12,11 @@ from concurrent.futures import Future
 
 import pytest
 from tvm import te
+from tvm_fusion.schedules.registry import spaces
 
 from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.targets import parse_target, with_variant
+from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import (
     FakeBuilder,
     FakeReferences,
@@ -22,7 +25,9 @@ from tvm_fusion.testing.tuning_fakes import (
     ok,
     spills,
 )
+from tvm_fusion.tuning.kernels import kernel_digest
 from tvm_fusion.tuning.measure import RunResult
+from tvm_fusion.tuning.trials import TrialSet
 from tvm_fusion.tuning.tuner import Budget, Device, NewKernel, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
 
@@ -84,6 +89,51 @@ def test_what_was_tried_is_not_tried_again(tmp_path):
     assert not recorded & set(more.ran)
     assert second.trials == 64 and len(more.ran) == 64 - known
     assert kernel.best_us <= at_the_kill
+
+
+def hint_for(template, decision, kernel=None):
+    """A trial of another device."""
+    known = trial(kernel or kernel_digest(product()), 1, 9.0, template=template, device="another")
+    return dataclasses.replace(known, decision=decision)
+
+
+def last_of(func):
+    """Template and decision of what is last in a kernel's ranking."""
+    space = spaces(func, TARGET)[0]
+    return space.template, tuple(e for point in space.points for e in point.options[-1])
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+def test_a_hint_is_tried_after_the_default(tmp_path, hinted):
+    builder, runner = FakeBuilder(), FakeRunner(time_of)
+    hint = hint_for(*last_of(product()), None if hinted else "other")
+    found = tuner(tmp_path, runner, builder, hints=TrialSet([hint]))
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
+    kernel.progress.weight = 1
+    assert kernel.trials == 0 and found.best(kernel) is None  # its time is another device's
+    found.measure_first([kernel], Budget(64))
+    tried = [t.decision for t in found.records.trials(kernel.digest)]
+    default = kernel.search.first()[0].decision
+    assert tried == ([default, hint.decision] if hinted else [default])
+    found.run(Budget(24))
+    assert found.trials == len(set(runner.ran)) == 24
+
+
+def test_a_hint_of_which_no_template_knows_is_left_out(tmp_path):
+    hint = hint_for("tensor_core", (("no", 1),))
+    found = tuner(tmp_path, FakeRunner(time_of), hints=TrialSet([hint]))
+    kernel = found.add([NewKernel(product(), ["matmul"])])[0]
+    assert kernel.opening == kernel.search.first()
+    assert kernel.waiting == kernel.search.first(len(kernel.waiting))
+
+
+def test_a_hint_that_is_the_default_is_tried_once(tmp_path):
+    found = tuner(tmp_path, FakeRunner(time_of))
+    default = found.add([NewKernel(product(), ["matmul"])])[0].search.first()[0]
+    hint = hint_for(default.template, default.decision)
+    again = tuner(tmp_path / "b", FakeRunner(time_of), hints=TrialSet([hint]))
+    kernel = again.add([NewKernel(product(), ["matmul"])])[0]
+    assert kernel.opening == [default] and len(set(kernel.waiting)) == len(kernel.waiting)
 
 
 def test_trials_of_another_device_are_not_used(tmp_path):
@@ -219,9 +269,9 @@ def test_what_was_predicted_is_on_record(tmp_path):
     kernel = found.add([NewKernel(product(), ["matmul"])])[0]
     kernel.progress.weight = 1
     found.run(Budget(24))
-    for trial in found.records.trials(kernel.digest):
-        candidate = kernel.search.candidate_of(trial.template, trial.decision)
-        assert trial.predicted_us == candidate.predicted_us > 0
+    for tried in found.records.trials(kernel.digest):
+        candidate = kernel.search.candidate_of(tried.template, tried.decision)
+        assert tried.predicted_us == candidate.predicted_us > 0
 
 
 def biased(predicted_us, decision):

@@ -177,6 +177,10 @@ class KernelSearch:
             self._context.notify_runner_results(self._drawn, answers)
             self._drawn = []
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate was tried."""
+        return (candidate.template, candidate.decision) in self._known
+
     def candidate_of(
         self, template: str, decision: Sequence[tuple[str, int | str]]
     ) -> Candidate | None:

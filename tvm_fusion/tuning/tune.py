@@ -12,6 +12,7 @@ from ..build.inputs import require_static
 from ..build.signature import signature_of
 from ..compat import Target, tvm
 from ..config import FusionConfig
+from ..devices import TF32
 from ..errors import DatabaseError, TuningError
 from ..planner.plan import Plan
 from ..schedules.registry import Lookup
@@ -19,6 +20,7 @@ from ..targets import with_variant
 from .allocation import TRIALS
 from .describe import alone, describe
 from .session import Session
+from .shipped import shipped_trials
 from .summary import load_summaries, save_summary
 from .trials import TrialSet
 from .tuned import lookup_in, own_device, policy_of, recorded_device
@@ -168,8 +170,13 @@ def _tuner(target: Target, bench: Workbench, records: Records) -> Tuner:
     batch = max(BATCH, min(workers, 2 * BATCH))
     return Tuner(
         with_variant(target), bench.builder, bench.references, bench.runner, records, bench.device,
-        batch=batch, ahead=2 * max(batch, workers),
+        hints=_hints(target, records), batch=batch, ahead=2 * max(batch, workers),
     )  # fmt: skip
+
+
+def _hints(target: Target, records: Records) -> TrialSet:
+    """What comes with the package, which a run of its own may begin with; it has no products in TF32."""
+    return TrialSet() if TF32 in target.keys else shipped_trials(records.arch, tvm.__version__)
 
 
 def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | None) -> Tuned:

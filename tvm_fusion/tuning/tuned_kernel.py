@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from ..compat import Target, tirx
 from ..schedules.registry import Space
 from .allocation import Progress
-from .cost_model import CostModel
+from .cost_model import Candidate, CostModel
 from .measure import KernelSource, RunResult
 from .search import KernelSearch
+from .trials import Trial
 
 #: Candidates of a kernel's first batch.
 FIRST = 8
@@ -55,11 +56,13 @@ class TunedKernel:
         Why it cannot be tuned, if so.
     default_us : float
         Time of what would be compiled without tuning.
+    waiting : list of Candidate
+        What is tried next: the default, what is said to be fastest, what the models rank first.
     """
 
     def __init__(
         self, new: NewKernel, source: KernelSource, target: Target, found: Sequence[Space],
-        model: CostModel, batch: int,
+        model: CostModel, batch: int, hint: Trial | None = None,
     ) -> None:  # fmt: skip
         self.digest, self.source, self.func = source.kernel, source, new.func
         self.operators = tuple(new.operators)
@@ -69,8 +72,24 @@ class TunedKernel:
         self.trials = 0
         self.problem = ""
         self.default_us = math.inf
-        self.waiting = self.search.first(FIRST)
+        self._hint = self.search.candidate_of(hint.template, hint.decision) if hint else None
+        self.waiting = self.first()
         self.codes: dict[str, RunResult] = {}
+
+    def first(self, *, new: bool = False) -> list[Candidate]:
+        """The first batch; with ``new``, without what was tried."""
+        found = self.search.first(FIRST, new=new)
+        if self._hint is not None and (not new or not self.search.knows(self._hint)):
+            at = int(bool(found) and found[0] in self.search.first())
+            found = [c for c in found if c != self._hint or c in found[:at]]
+            if self._hint not in found:
+                found.insert(at, self._hint)
+        return found
+
+    @property
+    def opening(self) -> list[Candidate]:
+        """Of what is waiting: what would be compiled without tuning, and what is said to be fastest."""
+        return [c for c in self.waiting if c == self._hint or c in self.search.first()]
 
     @property
     def best_us(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from .kernels import bare, kernel_digest
 from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
 from .models import models_of, refitted, save_models
 from .trials import Trial, TrialSet
-from .tuned_kernel import FIRST, NewKernel, TunedKernel
+from .tuned_kernel import NewKernel, TunedKernel
 from .work_dir import Records
 
 #: Candidates of a batch.
@@ -87,6 +88,8 @@ class Tuner:
         record writes nothing.
     device : Device
         Where the runner measures; trials of another device are not used.
+    hints : TrialSet, optional
+        Trials of other devices: the fastest of each kernel is tried early. Nothing else is taken from them.
     batch : int
         Candidates of a batch, also an attribute.
     ahead : int, optional
@@ -104,6 +107,7 @@ class Tuner:
         records: Records | TrialSet,
         device: Device,
         *,
+        hints: TrialSet | None = None,
         batch: int = BATCH,
         ahead: int | None = None,
         report: Callable[[], None] | None = None,
@@ -119,6 +123,7 @@ class Tuner:
         self._target, self.batch = target, batch
         self._ahead = ahead or 2 * batch
         self._builder, self._references, self._runner = builder, references, runner
+        self._hints = hints or TrialSet()
         self._lost = 0
         self._outdated: set[str] = set()
         self._buildable: set[str] = set()
@@ -138,7 +143,8 @@ class Tuner:
         ]  # fmt: skip
         for new, source, found in zip(fresh.values(), sources, self._spaces(sources), strict=True):
             usable = () if isinstance(found, str) else found
-            kernel = TunedKernel(new, source, self._target, usable, self._model, self.batch)
+            hint = self._hints.best(source.kernel)
+            kernel = TunedKernel(new, source, self._target, usable, self._model, self.batch, hint)
             if isinstance(found, str):
                 kernel.problem = found
             elif self.measures and not found:
@@ -184,7 +190,7 @@ class Tuner:
         self._model.correct(self.models)
         for kernel in self.kernels.values():
             if kernel.waiting:
-                kernel.waiting = kernel.search.first(FIRST, new=True)
+                kernel.waiting = kernel.first(new=True)
         try:
             save_models(self.records.folder, self.device.name, self.models)
         except DatabaseError as error:  # that trials are not written is worse
@@ -238,13 +244,15 @@ class Tuner:
                 flight.kernel.waiting = flight.candidates + flight.kernel.waiting
 
     def measure_first(self, kernels: Iterable[TunedKernel], budget: Budget) -> None:
-        """Measure what would be compiled without tuning, of kernels of which nothing is known, as far as trials go."""
+        """Measure the defaults and hints of kernels of which nothing is known, as far as trials go."""
         distinct = {k.digest: k for k in kernels}.values()
         new = [k for k in distinct if not k.progress.best and not k.problem and k.waiting]
-        new = new[: max(0, budget.trials - self.trials)]
+        sizes = itertools.accumulate(len(kernel.opening) for kernel in new)
+        left = budget.trials - self.trials
+        new = [kernel for kernel, size in zip(new, sizes, strict=True) if size <= left]
         if budget.is_over or self.stopping:
             return
-        flights = [self._begin(kernel, kernel.waiting[:1]) for kernel in new]
+        flights = [self._begin(kernel, kernel.opening) for kernel in new]
         try:
             while flights and not (budget.is_over or self.stopping):
                 self._measure(flights[: self.batch])
