@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tvm_ffi
 
@@ -75,15 +75,23 @@ def remembering() -> Iterator[None]:
             _KNOWN.reset(token)
 
 
-def register(template: ScheduleTemplate, *, before: str | None = None) -> ScheduleTemplate:
+def register(
+    template: ScheduleTemplate, *, before: str | None = None, replace: bool = False
+) -> ScheduleTemplate:
     """Add a template to the list that ``schedule`` tries.
+
+    Tuning sends templates from outside this package to the processes that build candidates, so they may be defined
+    anywhere, in a notebook too.
 
     Parameters
     ----------
     template : ScheduleTemplate
         The template; its name must be new.
     before : str or None
-        Name of a registered template that must be tried later than this one; None appends.
+        Name of a registered template that must be tried later than this one. None appends: behind the fallback of its
+        kind it is reached by name only.
+    replace : bool
+        Whether it may take the place of one of its name, as when a cell of a notebook runs again.
 
     Returns
     -------
@@ -95,30 +103,55 @@ def register(template: ScheduleTemplate, *, before: str | None = None) -> Schedu
     ValueError
         If the name is taken, or ``before`` names no template.
     """
-    if template.name in _TEMPLATES:
+    if template.name in _TEMPLATES and not replace:
         raise ValueError(
-            f"a schedule template named {template.name!r} is registered already; choose another name"
+            f"a schedule template named {template.name!r} is registered already; choose another name, or say "
+            "replace=True"
         )
+    if before is not None and before not in _TEMPLATES:
+        _load_own()
+    entries = {k: v for k, v in _TEMPLATES.items() if before is None or k != template.name}
     if before is None:
-        _TEMPLATES[template.name] = template
-        return template
-    if before not in _TEMPLATES:
+        entries[template.name] = template
+    elif before not in entries:
         raise ValueError(
-            f"no schedule template is named {before!r}; choose from {', '.join(_TEMPLATES)}"
+            f"no schedule template is named {before!r}; choose from {', '.join(entries)}"
         )
-    entries = list(_TEMPLATES.items())
-    place = [name for name, _ in entries].index(before)
-    entries.insert(place, (template.name, template))
+    else:
+        items = list(entries.items())
+        items.insert(list(entries).index(before), (template.name, template))
+        entries = dict(items)
     _TEMPLATES.clear()
     _TEMPLATES.update(entries)
     return template
 
 
-def templates(target: Target) -> list[ScheduleTemplate]:
-    """Return the templates that may write code for ``target``, in the order in which they are tried."""
+def added() -> list[tuple[ScheduleTemplate, str | None]]:
+    """Templates from outside this package, each with the name of the one that is tried next (None for the last)."""
+    following = [*list(_TEMPLATES)[1:], None]
+    own = f"{__package__}."
+    pairs = zip(_TEMPLATES.values(), following, strict=True)
+    return [pair for pair in pairs if not type(pair[0]).__module__.startswith(own)]
+
+
+def set_added(wanted: Sequence[tuple[ScheduleTemplate, str | None]]) -> None:
+    """Have these templates from outside this package, as `added` told them elsewhere, and no others."""
+    for template, _ in added():
+        del _TEMPLATES[template.name]
+    _load_own()
+    for template, following in reversed(wanted):
+        register(template, before=following, replace=True)
+
+
+def _load_own() -> None:
+    """Register the templates of this package."""
     # Imported here because the template files import this module's package while it is being set up.
     from . import cpu, cuda  # noqa: F401
 
+
+def templates(target: Target) -> list[ScheduleTemplate]:
+    """Return the templates that may write code for ``target``, in the order in which they are tried."""
+    _load_own()
     return [template for template in _TEMPLATES.values() if template.accepts(target)]
 
 

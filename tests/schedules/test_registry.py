@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,6 +57,37 @@ def test_a_template_can_be_put_before_another(unchanged):
     assert names.index("refuses") == names.index("matmul") - 1
     with pytest.raises(ValueError, match="no schedule template"):
         register(type("Other", (Refuses,), {"name": "other"})(), before="nothing")
+
+
+def test_a_template_takes_the_place_of_its_namesake_where_it_may(unchanged):
+    register(Refuses(), before="matmul")
+    order = list(registry._TEMPLATES)
+    again = register(Refuses(), replace=True)
+    assert registry._TEMPLATES["refuses"] is again and list(registry._TEMPLATES) == order
+    register(Refuses(), before="elementwise", replace=True)
+    names = list(registry._TEMPLATES)
+    assert names.index("refuses") == names.index("elementwise") - 1 and len(names) == len(order)
+
+
+def test_templates_of_this_package_are_there_to_be_named_first():
+    """In a fresh process, ``before`` may name one that nothing has loaded yet."""
+    text = (
+        "from tvm_fusion.schedules import ScheduleTemplate, register, registry\n"
+        "class Mine(ScheduleTemplate):\n"
+        "    name, kind = 'mine', 'llvm'\n"
+        "    def apply(self, func, target): return None\n"
+        "register(Mine(), before='cpu_rows')\n"
+        "print([name for name in registry._TEMPLATES if name in ('mine', 'cpu_rows')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['mine', 'cpu_rows']"
+
+
+def test_what_was_added_is_told_from_the_templates_of_this_package(unchanged):
+    assert registry.added() == []
+    first, last = register(Refuses(), before="matmul"), register(Counts())
+    assert registry.added() == [(first, "matmul"), (last, None)]
 
 
 def test_templates_fit_the_target(unchanged):

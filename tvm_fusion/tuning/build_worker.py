@@ -26,6 +26,7 @@ from ..schedules import limits, registry
 from ..schedules.base import PACKED
 from ..schedules.decisions import Decision
 from ..targets import with_variant
+from .added_templates import read_added
 from .measure import BuildFailure, Built, Packed
 from .serve import Channel, Handler, serve
 
@@ -38,12 +39,17 @@ class BuildHandler:
 
     def __init__(self) -> None:
         self._functions: dict[str, tirx.PrimFunc] = {}
+        self._added: str | None = None
 
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Build one candidate, or find what may be decided about a kernel.
 
         The answer holds the fields of `Built` or of `BuildFailure`, or spaces as lists.
         """
+        added = request.get("templates")
+        if added != self._added:
+            read_added(Path(added) if added else None)
+            self._added = added
         target = Target(json.loads(request["target"]))
         func = self._function(request["kernel"], request["source"])
         if request["do"] == "spaces":

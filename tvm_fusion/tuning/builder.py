@@ -16,6 +16,7 @@ from typing import Any
 from ..compat import process_cpu_count
 from ..schedules.decisions import Point
 from ..schedules.registry import Space
+from .added_templates import write_added
 from .measure import BuildFailure, BuildRequest, Built, KernelSource
 from .process import Answer, Worker, WorkerPool
 
@@ -116,7 +117,9 @@ class Builder:
     def _named(self, source: KernelSource) -> dict[str, Any]:
         """What a worker needs to know of a kernel."""
         path = write_source(source, self._folder)
-        return {"kernel": source.kernel, "source": str(path), "target": source.target}
+        named = {"kernel": source.kernel, "source": str(path), "target": source.target}
+        added = write_added(self._folder)
+        return named | {"templates": str(added)} if added else named
 
     def _question(self, request: BuildRequest) -> dict[str, Any]:
         return self._named(request.source) | {
