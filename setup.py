@@ -43,7 +43,12 @@ EXTRAS = {
     "rpc": ["tornado"],
     "tutorials": ["ipykernel", "jupytext", "matplotlib", "nbclient", "nbformat"],
     # Pinned: make docs takes a warning for an error, and releases differ in what they warn of.
-    "docs": ["mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8"],
+    "docs": [
+        "mkdocs==1.6.1",
+        "mkdocs-material==9.8.2",
+        "mkdocstrings[python]==1.0.8",
+        "nbconvert==7.17.2",
+    ],
     "dev": [
         "build",
         # Formatters change their mind between releases.

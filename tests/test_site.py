@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -98,6 +99,25 @@ def test_site_builds_without_a_warning(tmp_path) -> None:
         parser = Links()
         parser.feed((tmp_path / name).read_text(encoding="utf-8"))
         assert not [url for url in parser.loaded if re.match(r"(https?:)?//", url)], name
+    check_notebooks(tmp_path)
     text = (tmp_path / "api.html").read_text(encoding="utf-8")
     for name in ("tvm_fusion.api.compile", "tvm_fusion.config.FusionConfig", "Fuse", "max_depth"):
         assert name in text
+
+
+def check_notebooks(site: Path) -> None:
+    """Each notebook is a page with its code, results and plots, and is in the navigation."""
+    notebooks = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.ipynb"))
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert len(notebooks) >= 8
+    for notebook in notebooks:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        plots = sum("image/png" in output.get("data", ()) for output in outputs)
+        page = site / "tutorials" / f"{notebook.stem}.html"
+        parser = Links()
+        text = page.read_text(encoding="utf-8")
+        parser.feed(text)
+        shown = [url for url in parser.loaded if url.startswith(notebook.stem)]
+        assert len(shown) == plots and all((page.parent / url).is_file() for url in shown)
+        assert f"tutorials/{notebook.stem}.html" in home and "tvm_fusion" in text

@@ -271,6 +271,6 @@ table(("strategies", "kernels", "fused µs", "unfused µs"), rows)
 # - The built-in strategies also take the softmax into the last layer's kernel, and need nothing from you. A
 #   strategy of your own pays where you know something about the model that its graph does not say.
 # - A proposal is a set of operators and a form. It can only become a kernel if a schedule template takes it;
-#   a new *form* needs a template, too (`tvm_fusion.schedules.register`).
+#   a new *form* needs a template, too ([08](08_template.ipynb)).
 # - The exact and the approximate GELU differ by up to 5e-4. The pass changes what the model computes, and
 #   only you can know whether that is allowed.
