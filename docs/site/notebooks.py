@@ -67,8 +67,13 @@ def rendered(notebook: Path) -> tuple[str, dict[str, bytes]]:
         An ``.ipynb`` with results.
     """
     from nbconvert import MarkdownExporter
+    from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
     found = nbformat.read(notebook, as_version=4)
+    found, _ = CoalesceStreamsPreprocessor().preprocess(
+        found, {}
+    )  # what was printed in parts is one block
+    found.metadata["language_info"] = {"name": "python"}  # for the colours of the code
     # Its folder would be a second place of the pictures; their names begin with the notebook's instead.
     resources = {"unique_key": notebook.stem, "output_files_dir": ""}
     body, resources = MarkdownExporter().from_notebook_node(found, resources)
