@@ -323,6 +323,10 @@ class DataflowGraph:
         """Operator names in topological order, without repeats."""
         return tuple(sorted(set(names), key=self.index.__getitem__))
 
+    def places(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Where operators stand: what decides between equals, so that no name does."""
+        return tuple(map(self.index.__getitem__, names))
+
     def external_inputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Tensors that a set of operators reads and does not produce, in first-use order."""
         if isinstance(names, tuple) and len(names) == 1:  # every operator is asked about alone

@@ -75,7 +75,7 @@ def describe(
     """Turn a solution into a plan: counts, refusals, regions and totals."""
     chosen = solution.chosen
     counter: collections.Counter[str] = collections.Counter()
-    order = sorted(range(len(chosen)), key=lambda i: _urgency(chosen[i], solution))
+    order = sorted(range(len(chosen)), key=lambda i: _urgency(graph, chosen[i], solution))
     priority = {index: rank for rank, index in enumerate(order)}
     groups = []
     for index, candidate in enumerate(chosen):
@@ -102,10 +102,13 @@ def describe(
     )
 
 
-def _urgency(candidate: Candidate, solution: Solution) -> tuple[bool, float, tuple[str, ...]]:
+def _urgency(
+    graph: DataflowGraph, candidate: Candidate, solution: Solution
+) -> tuple[bool, float, tuple[int, ...]]:
     """Order of tuning: hot groups first, then by the time that is at stake."""
     hot = solution.heat.is_hot(candidate.operators)
-    return not hot, -round(candidate.before.microseconds, 6), candidate.operators
+    stake = -round(candidate.before.microseconds, 6)
+    return not hot, stake, graph.places(candidate.operators)
 
 
 def main_dtype(graph: DataflowGraph) -> str:

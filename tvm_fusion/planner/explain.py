@@ -148,7 +148,7 @@ def _operator(
     own = next((i for i, c in enumerate(chosen) if operator.name in c.operators), None)
     taken = None if own is None else chosen[own]
     covering = [c for c in considered if operator.name in c.operators]
-    others = _telling(covering, set(taken.operators) if taken else {operator.name})
+    others = _telling(graph, covering, set(taken.operators) if taken else {operator.name})
     return OperatorExplanation(
         facts=_facts(graph, operator),
         group=None if taken is None else _group(names[own], taken),
@@ -179,14 +179,21 @@ def _group(name: str, taken: Candidate) -> GroupFacts:
     )  # fmt: skip
 
 
-def _telling(covering: Sequence[Candidate], inside: set[str]) -> list[Candidate]:
+def _telling(
+    graph: DataflowGraph, covering: Sequence[Candidate], inside: set[str]
+) -> list[Candidate]:
     """The largest group of each kind of verdict first, then the next ones; never a part of another.
 
     Groups inside the one that was taken were outdone by it and are left out.
     """
     ranked = sorted(
         (c for c in covering if not inside.issuperset(c.operators)),
-        key=lambda c: (-len(c.operators), c.verdict.accepted, -round(c.saving, 6), c.operators),
+        key=lambda c: (
+            -len(c.operators),
+            c.verdict.accepted,
+            -round(c.saving, 6),
+            graph.places(c.operators),
+        ),
     )
     kinds: dict[tuple[str, str], list[Candidate]] = {}
     for candidate in ranked:

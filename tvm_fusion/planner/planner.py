@@ -176,7 +176,7 @@ def _rank(graph: DataflowGraph, candidate: Candidate, heat: Heat, preset: str) -
     first = graph.index[anchors[0]] if anchors else len(graph)
     preferred = heat.preference(preset, candidate.proposal.strategy, candidate.operators)
     size = len(candidate.operators)
-    return (-round(candidate.saving, 9), preferred, first, size, candidate.operators)
+    return (-round(candidate.saving, 9), preferred, first, size, graph.places(candidate.operators))
 
 
 def _barring(candidates: list[Candidate], barred: Mapping[Kernel, Verdict]) -> list[Candidate]:

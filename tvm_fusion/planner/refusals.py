@@ -118,7 +118,7 @@ def _by_pair(
             c.verdict.reason not in _TRIED,
             -len(c.operators),
             *_telling(c),
-            c.operators,
+            graph.places(c.operators),
         ),
     )
     # Successors whose edge no candidate has covered yet: most are covered by the first few.
