@@ -89,6 +89,17 @@ def _move(function: str, space: str, address: str, array: str, count: int) -> st
     return f"{function}({first}, {second}, {rest}, line);"
 
 
+def _bulk_load(name: re.Match, operands: list) -> str:
+    to, tensor_map, places, _, barrier = operands
+    if len(places) != int(name[1]):
+        raise CompilerError(f"a copy of {name[1]} axes has {len(places)} coordinates")
+    values = ", ".join(places)
+    return (
+        f"const int simt_c[] = {{{values}}}; "
+        f"simt::BulkLoad({to}, (const simt::Map*)({tensor_map}), simt_c, {name[1]}, {barrier}, line);"
+    )
+
+
 def _unary(expression: str) -> Callable[[re.Match, list], str]:
     return lambda name, operands: f"{operands[0]} = {expression.format(operands[1])};"
 
@@ -126,6 +137,18 @@ INSTRUCTIONS: dict[str, Callable[[re.Match, list], str]] = {
     r"barrier\.cluster\.arrive[\w.]*": lambda name, operands: "simt::ClusterArrive(line);",
     r"barrier\.cluster\.wait[\w.]*": lambda name, operands: "simt::ClusterWait(line);",
     r"bar\.warp\.sync": lambda name, operands: f"simt::WarpBarrier({operands[0]}, line);",
+    r"mbarrier\.init(?:\.shared(?:::cta)?)?\.b64": lambda name, operands: (
+        f"simt::BarrierInit({operands[0]}, {operands[1]}, line);"
+    ),
+    r"mbarrier\.arrive\.expect_tx\.shared(?:::cta)?\.b64": lambda name, operands: (
+        f"simt::BarrierArrive({operands[1]}, {operands[2]}, line);"
+    ),
+    r"mbarrier\.arrive\.shared(?:::cta)?\.b64": lambda name, operands: (
+        f"simt::BarrierArrive({operands[1]}, 0, line);"
+    ),
+    r"fence\.mbarrier_init\.release\.cluster": lambda name, operands: "simt::PublishBarriers();",
+    r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes": _bulk_load,
+    r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32": lambda name, operands: "simt::Registers(line);",
     # Order among launches and threads that the emulation has anyway.
     r"griddepcontrol\.\w+|fence\.[\w.:]+|membar\.\w+|prefetch\w*\.[\w.:]+": lambda name, operands: ";",
     r"cvt\.rna\.tf32\.f32": _round("false"),
@@ -138,6 +161,15 @@ INSTRUCTIONS: dict[str, Callable[[re.Match, list], str]] = {
     rf"tanh{_FLOAT}": _unary("std::tanh({})"),
     rf"sin{_FLOAT}": _unary("std::sin({})"),
     rf"cos{_FLOAT}": _unary("std::cos({})"),
+}  # fmt: skip
+
+
+#: The same for the whole text of several statements in one ``asm``.
+SEQUENCES: dict[str, Callable[[re.Match, list[str]], str]] = {
+    r"\{ \.reg \.pred p; mbarrier\.try_wait\.parity\.shared(?:::cta)?\.b64 p, \[%(\d)\], %(\d); "
+    r"selp\.u32 %(\d), 1, 0, p; \}": lambda found, operands: (
+        "{2} = simt::BarrierWait({0}, {1}, line);".format(*(operands[int(n)] for n in found.groups()))
+    ),
 }  # fmt: skip
 
 
@@ -241,6 +273,9 @@ def _without_asm(text: str) -> str:
 
 def _instruction(ptx: str, operands: list[str]) -> str:
     """C++ of an instruction."""
+    for sequence, write_all in SEQUENCES.items():
+        if (whole := re.fullmatch(sequence, ptx.strip())) is not None:
+            return write_all(whole, operands)
     name, _, rest = ptx.strip().rstrip(";").strip().partition(" ")
     for pattern, write in INSTRUCTIONS.items():
         found = re.fullmatch(pattern, name)

@@ -1,5 +1,7 @@
 """C++ of the emulated memory: shared and global, asynchronous copies, the check of every access."""
 
+from ._cuda_bulk import BULK_STATE
+
 #: What a kernel's code calls; included by both sides.
 INTERFACE = r"""
 #include <cstdint>
@@ -30,6 +32,14 @@ void WarpgroupFence(int line);
 void WarpgroupCommit(int line);
 void WarpgroupWait(int left, int line);
 void ProxyFence();
+// A tensor map: of which array, extents, strides in bytes, and the box of a copy.
+struct Map { int64_t array, rank, element, swizzle, extents[5], strides[5], boxes[5]; };
+void BarrierInit(unsigned at, int count, int line);
+void PublishBarriers();
+void BarrierArrive(unsigned at, int bytes, int line);
+unsigned BarrierWait(unsigned at, int parity, int line);
+void BulkLoad(unsigned at, const Map* map, const int* from, int rank, unsigned barrier_at, int line);
+void Registers(int line);
 // Instructions for shared memory take an address within it; those for a cluster one that MapRank gives as well.
 unsigned Offset(const void* pointer);
 unsigned MapRank(unsigned at, unsigned rank, int line);
@@ -54,7 +64,9 @@ typedef void (*Body)(void**);
 """
 
 #: Shared and global memory, asynchronous copies, and what is wrong with an access.
-MEMORY = r"""
+MEMORY = (
+    r"""
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdarg>
@@ -74,17 +86,21 @@ struct Copy { char* to; const char* from; int bytes, read, group; };
 // Of a warpgroup's matrix instructions: sums of 64 rows, with where its threads have them; the 16-byte pieces of shared
 // memory that one reads, and how many threads have not waited for it; what a thread has to wait for.
 struct Sums { float* at[128]; int columns; std::vector<float> values; };
-struct Products { int line, left; std::vector<char*> pieces; std::shared_ptr<Sums> sums; };
+struct Seen { int thread; uint32_t release; };  // a use by a thread, before which of its releases (`BULK`)
+struct Products {
+  int line, left; std::vector<char*> pieces; std::shared_ptr<Sums> sums; std::vector<Seen> waited;
+};
 struct Pending { std::shared_ptr<Products> products; int group; };
 struct ProxyOrder { uint32_t interval, phase; };  // when a thread executed fence.proxy.async
 // Of the blocks that run together: `clock` of the last barrier, and the last cluster barrier before which another block
 // used its shared memory.
 struct Block { Dim3 index; int rank; char* shared; uint32_t interval, remote; bool ended; };
-enum State { kRunning, kAtBarrier, kAtClusterBarrier, kAtWarp, kEnded };
+enum State { kRunning, kAtBarrier, kAtClusterBarrier, kAtWarp, kAtPhase, kEnded };
 struct Fiber {
   jmp_buf jump; ucontext_t start; Dim3 index; Block* block; int number, warp, lane; char* stack; State state; int line;
   Post post; std::vector<Copy> copies; int groups; uint32_t arrivals, waits;  // at cluster barriers
   std::vector<Pending> products; int product_groups; std::vector<ProxyOrder> proxy_fences;
+  int barrier, parity; std::vector<uint32_t> clock;  // an mbarrier that it waits for; see `BULK`
   bool fenced; std::vector<std::shared_ptr<Sums>> done;  // wgmma.fence since the last wait; sums that it waited for
 };
 // Lanes that can run, that wait for an instruction of the warp, that have not ended; `order` counts warp barriers.
@@ -206,6 +222,9 @@ static const char* Name(uintptr_t offset) {
         if (uintptr_t(at - piece) < 16) line = pending.products->line;
   Fail(where, "%s written while wgmma of line %d reads it (not every thread has waited)", what, line);
 }
+"""
+    + BULK_STATE
+    + r"""
 static void Touch(const void* at, int bytes, bool write, Where where) {
   const uintptr_t offset = static_cast<const char*>(at) - shared;
   for (Shadow* s = shadow + offset / 2, *end = shadow + (offset + bytes + 1) / 2; s < end; ++s) {
@@ -213,6 +232,12 @@ static void Touch(const void* at, int bytes, bool write, Where where) {
     if (!s->valid) Fail(where, "%s %s, which is out of range", Name(byte), write ? "written" : "read");
     if (!check_races || bytes == 1) continue;
     if (write && s->held) FailHeld(shared + byte, Name(byte), where);
+    if (Piece* piece = PieceOf(s); piece && piece->bulk) {
+      TouchBulk(piece, Name(byte), write, where);
+      if (!write) continue;
+      MarkWritten(s); MarkRead(s);
+      continue;
+    }
     if (s->pending || Unordered(s->writer, s->writer_block, s->written, s->write_order, s->write_phase) ||
         (write && ReadByOthers(*s))) FailRace(*s, write, Name(byte), where);
     if (write) MarkWritten(s); else MarkRead(s);
@@ -362,3 +387,4 @@ void Load(void* values, const void* from, int bytes, int line) {
   Access(from, bytes, false, {line, nullptr}); std::memcpy(values, from, bytes);
 }
 """
+)

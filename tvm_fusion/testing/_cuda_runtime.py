@@ -4,6 +4,7 @@ Threads are fibers. One runs until it meets a barrier or an instruction of its w
 kernel (see ``_cuda_build``).
 """
 
+from ._cuda_bulk import BULK
 from ._cuda_memory import INTERFACE, MEMORY
 from ._cuda_warpgroups import WARPGROUPS
 from ._cuda_warps import WARPS
@@ -44,6 +45,7 @@ static bool Lacks(const Fiber& fiber, const Fiber& other) {
 static int Explain() {
   for (const Fiber& fiber : fibers) {
     if (fiber.state == kEnded) continue;
+    if (fiber.state == kAtPhase) return ExplainPhase(fiber);
     const char* what = fiber.state == kAtBarrier ? "a barrier" :
         fiber.state == kAtClusterBarrier ? "a barrier of the cluster" : fiber.post.name;
     for (const Fiber& other : fibers) {
@@ -93,6 +95,7 @@ static int PassBarriers(bool* progress) {
                         "line %d", first->line);
       Ready(first[i]);
     }
+    TogetherInBlock(first, size);
     block.interval = ++clock_now;
     for (size_t warp = 0; warp < size / 32; ++warp) ++warps[first->warp + warp].order;
     *progress = true;
@@ -115,6 +118,7 @@ static void StartCluster(const Dim3& cluster, long number) {
     std::memset(block.shared + kDynamic, 0xff, dynamic_bytes); std::memset(block.shared + kStatic, 0xff, static_used);
   }
   for (Warp& warp : warps) warp.ready = warp.waiting = warp.alive = 0;
+  ForgetBulk();
   for (Fiber& fiber : fibers) if (first_phase < fiber.arrivals + 1) first_phase = fiber.arrivals + 1;
   for (Fiber& fiber : fibers) {
     for (const Copy& copy : fiber.copies)  // never waited for
@@ -135,6 +139,8 @@ static int RunCluster(const Dim3& cluster, long number) {
     if (RunLeft(&progress)) return 1;
     if (progress) continue;
     if (PassBarriers(&progress)) return 1;
+    if (progress) continue;
+    if (PassPhases(&progress)) return 1;
     if (progress) continue;
     for (const Fiber& fiber : fibers) if (fiber.state != kEnded) return Explain();
     return 0;
@@ -252,4 +258,4 @@ extern "C" void __ubsan_handle_out_of_bounds(simt::OutOfBounds* data, long index
 """
 
 #: The whole of it.
-RUNTIME = INTERFACE + MEMORY + WARPS + WARPGROUPS + _LAUNCH + _HOOKS
+RUNTIME = INTERFACE + MEMORY + WARPS + WARPGROUPS + BULK + _LAUNCH + _HOOKS

@@ -13,6 +13,8 @@ typedef long long longlong; typedef unsigned long long ulonglong;
 #define __global__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__
+#define __grid_constant__
+typedef simt::Map CUtensorMap;
 #define __align__(N) alignas(N)
 #define __launch_bounds__(...)
 #define LINE int line = __builtin_LINE()

@@ -12,13 +12,16 @@ static int PlaceOfSum(int lane, int n, int columns) {
   return row * columns + n / 4 * 8 + lane % 4 * 2 + n % 2;
 }
 // The matrix instruction reads 16 bytes: what all of its warps have to see. Only a barrier of all orders four warps.
-static void TouchOperand(char* piece, int line) {
+static void TouchOperandBulk(Piece* piece, const std::shared_ptr<Products>& products, const char* what);
+static void TouchOperand(char* piece, const std::shared_ptr<Products>& products) {
+  const int line = products->line;
   const Where where = {line, nullptr};
   const Block& block = *current->block;
   for (Shadow* s = shadow + (piece - shared) / 2, *end = s + 8; s < end; ++s) {
     const auto what = [&] { return Name(uintptr_t(s - shadow) * 2); };
     if (!s->valid) Fail(where, "wgmma reads %s, which is out of range", what());
     ++s->held;
+    if (Piece* own = PieceOf(s); own && own->bulk) { TouchOperandBulk(own, products, what()); continue; }
     if (!check_races || s->written < first_interval) continue;
     const int writer = InBlock(s->writer);
     if (s->pending)
@@ -37,7 +40,8 @@ static void TouchOperand(char* piece, int line) {
 }
 // PTX ISA, "Matrix descriptor format" and "Strides": lines of 128 bytes, eight of them, then a stride to the next
 // eight; bits 4 to 6 of an address are combined with bits 7 to 9.
-static void ReadOperand(uint64_t descriptor, int lines, int kind, float (*out)[16], Products* products) {
+static void ReadOperand(uint64_t descriptor, int lines, int kind, float (*out)[16],
+                        const std::shared_ptr<Products>& products) {
   const Where where = {products->line, nullptr};
   const unsigned start = unsigned(descriptor & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1) Fail(where, "wgmma: only 128-byte swizzle is emulated, not descriptor %#lx", descriptor);
@@ -48,7 +52,7 @@ static void ReadOperand(uint64_t descriptor, int lines, int kind, float (*out)[1
       at ^= (at >> 7 & 7) << 4;
       if (at + 16 > kSharedArea) Fail(where, "wgmma: the address is not in shared memory");
       char* piece = current->block->shared + at;
-      TouchOperand(piece, products->line);
+      TouchOperand(piece, products);
       products->pieces.push_back(piece);
       unsigned pairs[4]; std::memcpy(pairs, piece, 16);
       for (int k = 0; k < 8; ++k) out[line][half * 8 + k] = Widen(pairs[k / 2], k % 2, kind);
@@ -108,8 +112,8 @@ static void DoWarpgroup(Fiber* lanes) {
   const int kind = first.x >> 1, columns = first.size;
   auto products = std::make_shared<Products>();
   products->line = first.line; products->left = 128; products->sums = SumsOf(lanes, first);
-  ReadOperand(reinterpret_cast<uint64_t>(first.a), 64, kind, a, products.get());
-  ReadOperand(reinterpret_cast<uint64_t>(first.b), columns, kind, b, products.get());
+  ReadOperand(reinterpret_cast<uint64_t>(first.a), 64, kind, a, products);
+  ReadOperand(reinterpret_cast<uint64_t>(first.b), columns, kind, b, products);
   for (int j = 0; j < columns; ++j) for (int k = 0; k < 16; ++k) across[k][j] = b[j][k];
   std::vector<float>& values = products->sums->values;
   if (!(first.x & 1)) values.assign(values.size(), 0.0f);
@@ -164,6 +168,7 @@ void WarpgroupWait(int left, int line) {
   pending.erase(pending.begin(), pending.begin() + count);
   const int lane = LaneInGroup(*current);
   for (const Pending& each : done) {
+    if (!pieces.empty()) each.products->waited.push_back({current->number, current->clock[current->number]});
     if (!--each.products->left) FreePieces(*each.products);
     const std::shared_ptr<Sums>& sums = each.products->sums;
     bool used = false;
@@ -180,5 +185,6 @@ void WarpgroupWait(int left, int line) {
     current->fenced = false;
   }
 }
-void ProxyFence() { current->proxy_fences.push_back({current->block->interval, current->arrivals}); }
+void PublishBarriers();
+void ProxyFence() { PublishBarriers(); current->proxy_fences.push_back({current->block->interval, current->arrivals}); }
 """

@@ -126,6 +126,7 @@ static void Release(int warp, unsigned need) {
   warps[warp].waiting &= ~need; warps[warp].ready |= need;
   for (int lane = 0; lane < 32; ++lane) if (need >> lane & 1) fibers[warp * 32 + lane].state = kRunning;
 }
+static void TogetherInWarp(Fiber* first, unsigned lanes);
 static void Complete(int warp, unsigned need) {
   Fiber* lanes = &fibers[warp * 32];
   const Post& first = lanes[__builtin_ctz(need)].post;
@@ -133,7 +134,7 @@ static void Complete(int warp, unsigned need) {
     case kAligned: case kWarpgroup: break;
     case kShuffle: DoShuffle(lanes, need); break;
     case kBallot: DoBallot(lanes, need); break;
-    case kWarpBarrier: ++warps[warp].order; break;
+    case kWarpBarrier: ++warps[warp].order; TogetherInWarp(lanes, need); break;
     case kLoadMatrix: DoLoadMatrix(lanes); break;
     case kMultiply:
       if (first.x == kHalf) DoMultiply<kHalf>(lanes);

@@ -14,7 +14,10 @@ Values are not those of a GPU to the last bit: matrix instructions add their pro
 while hardware adds several at once and truncates; tf32 operands lose their last 13 bits as in hardware; fast functions
 such as ``__expf`` are the accurate ones, but those that ``--use_fast_math`` makes wrong or much worse (powers, tanh,
 sines of many turns) are as wrong. Of wgmma, only products of two operands in dynamic shared memory with the reduction
-innermost and 128-byte swizzle are covered. Not covered: TMA, wmma, barriers of part of a block.
+innermost and 128-byte swizzle are covered; of the copy engine (TMA), tiles into the block's own shared memory, without
+swizzle or with that of 128 bytes. A copy arrives when no thread can go on without it; who may use its bytes follows
+from arrivals and waits at barriers in shared memory. A wait that never ends is an error that says what is missing. Not
+covered: wmma, barriers of part of a block, copies to several blocks of a cluster.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from ..build.cuda_source import cuda_source as generate
 from ..compat import Target, tirx, tvm
 from ._cuda_build import build
 from ._cuda_device import device_functions
+from ._tensor_maps import TensorMap, tensor_maps
 
 _TAGS = tuple(
     f"{name}.{axis}" for name in ("blockIdx", "threadIdx", "clusterCtaIdx") for axis in "xyz"
@@ -61,12 +65,15 @@ class Launch:
         Bytes of dynamic shared memory.
     cluster : tuple of int
         Blocks that run together and reach each other's shared memory.
+    maps : tuple of TensorMap
+        Tensor maps that the host makes.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    maps: tuple[TensorMap, ...] = ()
 
 
 def launch_of(func: tirx.PrimFunc) -> Launch:
@@ -108,7 +115,7 @@ def launch_of(func: tirx.PrimFunc) -> Launch:
     visitors = ((tirx.For, loop), (tirx.AttrStmt, attribute), (tirx.AllocBuffer, allocation))
     tvm_ffi.structural_walk(func.body, visitors)
     sizes = tuple(extents.get(tag, 1) for tag in _TAGS)
-    return Launch(sizes[:3], sizes[3:6], sum(shared), sizes[6:])
+    return Launch(sizes[:3], sizes[3:6], sum(shared), sizes[6:], tensor_maps(func))
 
 
 def cuda_source(func: tirx.PrimFunc, target: Target) -> str:
@@ -209,7 +216,17 @@ def emulate(
     types, names = _parameters(found[kernel][2])
     # TVM passes a tensor of truth values twice, as `x_ptr` and `x_ptr_1`: as bytes and as truth values.
     keys = [name if name in arrays else _POINTER.sub("", name) for name in names]
-    own = [_array(arrays, key, name) for key, name in zip(keys, names, strict=True)]
+    maps = {found.name: found for found in launch.maps}
+    # What only the copy engine reads is no parameter of the kernel.
+    for tensor in dict.fromkeys(found.tensor for found in launch.maps):
+        if tensor not in keys:
+            keys.append(tensor)
+    own = [
+        maps[key].described(keys.index(maps[key].tensor), arrays)
+        if key in maps
+        else _array(arrays, key, key)
+        for key in keys
+    ]
     if _DYNAMIC.search(source) and not launch.shared:
         raise ValueError("the source has dynamic shared memory; give its bytes as Launch.shared")
     library = build(_cpu_source(source, kernel, types))
@@ -227,6 +244,8 @@ def emulate(
         raise RuntimeError(f"kernel {kernel}, {text}{where}")
     found_writes: dict[str, np.ndarray] = {}
     for key, array, mask in zip(keys, own, written, strict=True):
+        if key in maps:
+            continue
         elements = mask.reshape(-1, array.itemsize).any(axis=1).reshape(array.shape)
         found_writes[key] = elements | found_writes.get(key, False)
     return found_writes
@@ -259,7 +278,10 @@ def _cpu_source(source: str, kernel: str, types: list[str]) -> str:
         r"Plain<\1 \3>& \2 = *(Plain<\1 \3>*)simt::Shared(\2_place);",
         text,
     )
-    casts = ", ".join(f"({kind})p[{i}]" for i, kind in enumerate(types))
+    casts = ", ".join(
+        f"*(const CUtensorMap*)p[{i}]" if kind.endswith("CUtensorMap") else f"({kind})p[{i}]"
+        for i, kind in enumerate(types)
+    )
     driver = (
         '__attribute__((no_sanitize("thread", "alignment"))) static void Body(void** p) {\n'
         f"  {kernel}({casts});\n}}\n"

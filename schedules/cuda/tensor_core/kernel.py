@@ -19,16 +19,16 @@ from .access import Access, access_of
 from .device_code import OPERAND_TYPES, call
 from .epilogue import Epilogue
 from .evaluate import Views, integer, keep
-from .form import Anchor, Iterator, Products
+from .form import Anchor, Products
 from .fragments import column_base, column_fragment, interleave, reader, row_base, row_fragment
-from .operand import Lines, TileCopy, decode
+from .operand import Lines, TileCopy, decode, numbered
 from .tile import problem_of
 
 #: Matrix instructions of a warp up to which the loop over the reduction is written out.
 _UNROLLED = 96
 
 #: Neighbouring rows of blocks that run together, so that they share columns in the second-level cache.
-_GROUP = 8
+GROUP = 8
 
 
 @dataclasses.dataclass
@@ -85,6 +85,7 @@ def write_function(
     emit: Callable[[Views, tirx.Var, tirx.Var], None],
     cluster: int = 1,
     resident: int = 1,
+    host: Callable[[dict[int, tirx.Buffer]], None] | None = None,
 ) -> tirx.PrimFunc:
     """Write a function of one kernel with the parameters of another.
 
@@ -100,6 +101,8 @@ def write_function(
         Neighbouring blocks that run together and reach each other's shared memory.
     resident : int
         Blocks that have room on a multiprocessor together, whatever registers that leaves to a thread.
+    host : callable, optional
+        Emits what the host does before the launch, given the parameters by their handle in ``form``.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -116,6 +119,9 @@ def write_function(
             size = math.prod(int(extent) for extent in param.shape)
             view = T.decl_buffer((size,), str(param.dtype), data=argument.data)
             views[param.__chandle__()] = IRBuilder.name(argument.name, view)
+        if host is not None:
+            handles = (param.__chandle__() for param in form.params)
+            host(dict(zip(handles, arguments, strict=True)))
         with contextlib.ExitStack() as inside:
             block = inside.enter_context(T.launch_thread("blockIdx.x", blocks))
             if cluster > 1:
@@ -157,7 +163,7 @@ class Body:
         across = -(-form.column_count // tile.columns)
         batch = decode(block // integer(down * across), form.batch) if form.batch else {}
         inside = block % integer(down * across) if form.batch_count > 1 else block
-        group = max(g for g in range(1, _GROUP + 1) if down % g == 0) if across > 1 else 1
+        group = max(g for g in range(1, GROUP + 1) if down % g == 0) if across > 1 else 1
         number = inside // integer(group * across)
         rest = inside % integer(group * across)
         row = T.bind(number * integer(group) + rest % integer(group))
@@ -307,7 +313,7 @@ class Pair:
         )  # fmt: skip
         self.column_copies = []
         for copy in range(self.anchor.copy_count):
-            fixed = {**place.batch, **_constants(copy, self.anchor.copies)}
+            fixed = {**place.batch, **numbered(copy, self.anchor.copies)}
             self.column_copies.append(
                 self._copy(self.anchor.columns, self.column_access, columns, fixed)
             )
@@ -389,12 +395,3 @@ class Pair:
 def _local(name: str, size: int, dtype: str) -> tirx.Buffer:
     """Registers of a thread."""
     return IRBuilder.name(name, T.alloc_buffer((size,), dtype, scope="local"))
-
-
-def _constants(number: int, iterators: tuple[Iterator, ...]) -> dict:
-    """Values of iterators, the last one running fastest, of a number."""
-    values = {}
-    for iterator in reversed(iterators):
-        values[iterator.var] = integer(number % iterator.extent)
-        number //= iterator.extent
-    return values

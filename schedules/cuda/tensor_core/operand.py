@@ -36,6 +36,15 @@ def decode(number: tirx.PrimExpr, iterators: Sequence[Iterator]) -> dict:
     return values
 
 
+def numbered(number: int, iterators: tuple[Iterator, ...]) -> dict:
+    """Values of iterators, the last one running fastest, of a number."""
+    values = {}
+    for iterator in reversed(iterators):
+        values[iterator.var] = integer(number % iterator.extent)
+        number //= iterator.extent
+    return values
+
+
 @dataclasses.dataclass(frozen=True)
 class Lines:
     """The rows (or columns) of a tile.

@@ -1,0 +1,282 @@
+"""The product with Hopper's copy engine: one warp starts copies, two warpgroups multiply, blocks stay for many tiles.
+
+Bytes and operations: see ``guards/bulk_tiles.py``. A ring of slots in shared memory has, for each, a barrier that says
+*full* and one that says *empty*. The producer waits until a slot is empty, says how many bytes will come, and starts
+two copies, whose arrival ends the phase of *full*. The consumers wait for that, multiply, and when the instructions
+that read the slot before are complete, each of their warps arrives at that one's *empty*. So nobody waits for anybody
+but for data or for room, and the copies of a tile run while the tile before it is stored.
+
+A slot's use number ``n`` (0, 1, …, over all tiles of the block) has the parity ``n // stages % 2``; the producer's
+first wait for each slot asks for the phase before the first one, which counts as over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....compat import IRBuilder, tirx
+from ....compat import script_builder as T
+from ....devices import DeviceSpec
+from ....guards.bulk_tiles import (
+    BARRIER_BYTES,
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    BulkTile,
+)
+from ....guards.warpgroup_tiles import DEPTH, ROWS, WARPS
+from .bulk_code import call, registers
+from .bulk_operand import Axis, BulkOperand, bulk_operands
+from .device_code import OPERAND_TYPES
+from .epilogue import Epilogue
+from .evaluate import integer, keep
+from .form import Products
+from .kernel import GROUP, Place, write_function
+from .operand import decode
+from .tile import problem_of
+
+#: ``CU_TENSOR_MAP_SWIZZLE_128B`` and ``CU_TENSOR_MAP_L2_PROMOTION_L2_256B`` of CUDA's driver.
+_SWIZZLE_128, _PROMOTION_256 = 3, 3
+
+
+def bulk_kernel(form: Products, tile: BulkTile, device: DeviceSpec) -> tirx.PrimFunc:
+    """Write the kernel of a function.
+
+    Parameters
+    ----------
+    form : Products
+        The function, of one product.
+    tile : BulkTile
+        Sizes.
+    device : DeviceSpec
+        How many blocks stay.
+
+    Returns
+    -------
+    PrimFunc
+        A scheduled function of one kernel with the parameters of the function, and the tensor maps that its host part
+        makes.
+
+    Raises
+    ------
+    ValueError
+        If the copy engine cannot bring the operands.
+    """
+    operands = bulk_operands(form)
+    if operands is None:
+        raise ValueError("the operands are no plain reads that tensor maps describe")
+    maps: list[tirx.Var] = []
+    sides = _sides(operands, tile)
+
+    def encode(arguments: dict) -> None:
+        maps.extend(_encode(side, arguments) for side in sides)
+
+    grid = tile.grid(problem_of(form), device)
+    return write_function(
+        form,
+        grid,
+        tile.block_threads,
+        lambda *names: _BulkBody(form, tile, grid, sides, maps, *names).emit(),
+        host=encode,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One operand of a tile: its map's name and axes, and the bytes of a copy."""
+
+    name: str
+    operand: BulkOperand
+    axes: tuple[Axis, ...]
+    nbytes: int
+
+
+def _sides(operands: tuple[BulkOperand, BulkOperand], tile: BulkTile) -> list[_Side]:
+    group = tile.bulk if operands[1].may_interleave(tile.bulk) else 1
+    return [
+        _Side("rows_map", operands[0], operands[0].axes(tile.rows), 2 * DEPTH * tile.rows),
+        _Side(
+            "columns_map",
+            operands[1],
+            operands[1].axes(tile.columns, group),
+            2 * DEPTH * tile.columns,
+        ),
+    ]
+
+
+def _encode(side: _Side, arguments: dict) -> tirx.Var:
+    """Emit, on the host, what fills a tensor map."""
+    place = T.bind(T.tvm_stack_alloca("tensormap", 1), var=T.handle("tensormap"))
+    IRBuilder.name(side.name, place)
+    buffer, axes = side.operand.buffer, side.axes
+    T.evaluate(
+        T.tensormap_encode_tiled(
+            place,
+            arguments[buffer.__chandle__()].data,
+            *(axis.extent for axis in axes),
+            *(2 * axis.step for axis in axes[1:]),
+            *(axis.box for axis in axes),
+            *(1 for _ in axes),
+            descriptor_dtype=str(buffer.dtype),
+            rank=len(axes),
+            swizzle=_SWIZZLE_128,
+            l2_promotion=_PROMOTION_256,
+        )
+    )
+    return place
+
+
+class _BulkBody:
+    """Emits what one thread does."""
+
+    def __init__(self, form, tile: BulkTile, grid: int, sides, maps, views, block, thread) -> None:
+        self.form, self.tile, self.grid, self.views = form, tile, grid, views
+        self.sides, self.maps, self.block, self.thread = sides, maps, block, thread
+        problem = problem_of(form)
+        self.stage_bytes = tile.stage_bytes(problem)
+        self.tiles = tile.blocks(problem)
+        self.steps = -(-form.anchors[0].depth // DEPTH)
+        size = tile.shared_bytes(problem)
+        self.shared = IRBuilder.name("shared", T.alloc_buffer((size,), "uint8", scope="shared.dyn"))
+        aligned = call("tvmf_to_1024", self.shared.data, result="int32")
+        self.base = keep(aligned, "base")
+        self.sums = IRBuilder.name(
+            "sums", T.alloc_buffer((tile.columns // 2,), "float32", scope="local")
+        )
+
+    def emit(self) -> None:
+        """Emit everything."""
+        tile, at = self.tile, self.shared.data
+        with T.If(self.thread.equal(integer(0))), T.Then():
+            for stage in range(tile.stages):
+                number = integer(stage)
+                T.evaluate(call("tvmf_mbarrier_init", at, self._full(number), 1))
+                warps = tile.warp_rows * tile.warp_columns
+                T.evaluate(call("tvmf_mbarrier_init", at, self._empty(number), warps))
+            T.evaluate(call("tvmf_mbarrier_fence"))
+        T.evaluate(call("tvmf_let_next_start"))
+        T.evaluate(call("tvmf_barrier"))
+        T.evaluate(call("tvmf_wait_for_previous"))
+        with T.If(self.thread >= integer(tile.threads)):
+            with T.Then():
+                T.evaluate(registers("dec", PRODUCER_REGISTERS))
+                with T.If(self.thread.equal(integer(tile.threads))), T.Then():
+                    self._produce()
+            with T.Else():
+                T.evaluate(registers("inc", CONSUMER_REGISTERS))
+                self._consume()
+
+    # -- the ring ---------------------------------------------------------------------------------
+
+    def _full(self, stage) -> tirx.PrimExpr:
+        first = self.tile.stages * self.stage_bytes
+        return self.base + integer(first) + stage * integer(BARRIER_BYTES)
+
+    def _empty(self, stage) -> tirx.PrimExpr:
+        return self._full(stage) + integer(BARRIER_BYTES * self.tile.stages)
+
+    def _slot(self, number) -> tuple:
+        """The slot of a use, and the parity of the phase that completes it."""
+        stages = integer(self.tile.stages)
+        stage = keep(number % stages, "stage")
+        return stage, number // stages % integer(2)
+
+    def _own_tiles(self):
+        """The loop over this block's tiles: their number among them."""
+        count = (integer(self.tiles + self.grid - 1) - self.block) // integer(self.grid)
+        return T.serial(0, count)
+
+    def _place(self, turn) -> tuple:
+        """Row and column of tiles, and the batch, of a block's tile."""
+        form, tile = self.form, self.tile
+        down, across = -(-form.row_count // tile.rows), -(-form.column_count // tile.columns)
+        number = keep(self.block + turn * integer(self.grid), "tile")
+        batch = decode(number // integer(down * across), form.batch) if form.batch else {}
+        inside = number % integer(down * across) if form.batch_count > 1 else number
+        # Blocks that run together share columns in the second-level cache, see `kernel`.
+        group = max(g for g in range(1, GROUP + 1) if down % g == 0) if across > 1 else 1
+        outer, rest = inside // integer(group * across), inside % integer(group * across)
+        row = keep((outer * integer(group) + rest % integer(group)) * integer(tile.rows), "row")
+        column = keep(rest // integer(group) * integer(tile.columns), "column")
+        return row, column, {var: keep(value, "batch") for var, value in batch.items()}
+
+    # -- the warp that copies ---------------------------------------------------------------------
+
+    def _produce(self) -> None:
+        at = self.shared.data
+        for side_map in self.maps:
+            T.evaluate(call("tvmf_map_prefetch", side_map))
+        nbytes = sum(side.nbytes for side in self.sides)
+        with self._own_tiles() as turn:
+            row, column, batch = self._place(turn)
+            with T.serial(0, self.steps) as step:
+                stage, parity = self._slot(turn * integer(self.steps) + step)
+                T.evaluate(call("tvmf_mbarrier_wait", at, self._empty(stage), integer(1) - parity))
+                T.evaluate(call("tvmf_mbarrier_expect", at, self._full(stage), nbytes))
+                offset = self.base + stage * integer(self.stage_bytes)
+                firsts = (row, column)
+                for side, side_map, first in zip(self.sides, self.maps, firsts, strict=True):
+                    places = [_coordinate(axis, step, first, batch) for axis in side.axes]
+                    name = f"tvmf_bulk_load_{len(places)}"
+                    T.evaluate(call(name, at, offset, side_map, self._full(stage), *places))
+                    offset = offset + integer(side.nbytes)
+
+    # -- the warps that multiply ------------------------------------------------------------------
+
+    def _consume(self) -> None:
+        tile, sums = self.tile, self.sums
+        warp = self.thread // integer(32)
+        lane = keep(self.thread % integer(32), "lane")
+        with self._own_tiles() as turn:
+            row, column, batch = self._place(turn)
+            with T.unroll(0, int(sums.shape[0])) as number:
+                T.buffer_store(sums, tirx.const(0, "float32"), [number])
+            first = turn * integer(self.steps)
+            with T.serial(0, self.steps) as step:
+                stage, parity = self._slot(first + step)
+                wait = call("tvmf_mbarrier_wait", self.shared.data, self._full(stage), parity)
+                T.evaluate(wait)
+                self._multiply(stage, warp // integer(WARPS))
+                T.evaluate(call("tvmf_wgmma_keep_1"))
+                with T.If(step > integer(0)), T.Then():
+                    self._free(first + step - integer(1), lane)
+            T.evaluate(call(f"tvmf_wgmma_wait_{tile.columns}", sums.ptr_to([0])))
+            self._free(first + integer(self.steps - 1), lane)
+            zero = integer(0)
+            place = Place(self.thread, lane, warp, zero, zero, row, column, batch)
+            group = tile.bulk if self.sides[1].operand.may_interleave(tile.bulk) else 1
+            Epilogue(self.form, tile, place, [sums], self.shared, self.views, group).emit()
+
+    def _multiply(self, stage, warpgroup) -> None:
+        """Start the multiplication of one tile."""
+        kind = OPERAND_TYPES[self.form.anchors[0].rows.dtype][0]
+        shared = self.shared.data
+        slot = self.base + stage * integer(self.stage_bytes)
+        lines = slot + warpgroup * integer(2 * DEPTH * ROWS)
+        rows = keep(call("tvmf_wgmma_descriptor", shared, lines, result="uint64"), "rows")
+        second = slot + integer(self.sides[0].nbytes)
+        columns = keep(call("tvmf_wgmma_descriptor", shared, second, result="uint64"), "columns")
+        T.evaluate(call("tvmf_wgmma_fence"))
+        for k in range(DEPTH // 16):
+            # Descriptors count units of 16 bytes; an instruction takes 32 of a line.
+            shift = tirx.const(2 * k, "uint64")
+            name = f"tvmf_wgmma_{kind}_{self.tile.columns}"
+            T.evaluate(call(name, self.sums.data, 0, rows + shift, columns + shift))
+        T.evaluate(call("tvmf_wgmma_commit"))
+
+    def _free(self, number, lane) -> None:
+        """Say that this warp has read a slot."""
+        T.evaluate(call("tvmf_warp_barrier"))
+        with T.If(lane.equal(integer(0))), T.Then():
+            stage, _ = self._slot(number)
+            T.evaluate(call("tvmf_mbarrier_arrive", self.shared.data, self._empty(stage)))
+
+
+def _coordinate(axis: Axis, step, first, batch: dict) -> tirx.PrimExpr:
+    """Where a copy begins along an axis."""
+    if axis.follows == "zero":
+        return integer(0)
+    if axis.follows == "depth":
+        return step * integer(DEPTH)
+    if axis.follows == "line":
+        return first // integer(axis.scale)
+    return next(value for var, value in batch.items() if var.same_as(axis.follows))

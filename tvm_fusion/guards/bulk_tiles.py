@@ -1,0 +1,123 @@
+"""Tiles of kernels whose operands Hopper's copy engine brings (TMA), and their time as the model predicts it.
+
+Per tile of the output and step of 64 along the reduction: ``2 * 64 * (rows + columns)`` bytes come from the
+second-level cache, and ``2 * 64 * rows * columns`` operations are done; at 128x256 that is 85 operations a byte, at
+128x128 64. Two warpgroups multiply 64 rows each, and read the columns' tile each; one more warp starts the copies.
+
+The rates are those of `warpgroup_tiles`, with what a thread's own copies take left out: **a prediction that no
+measurement has confirmed**. Kernels of this kind are therefore no template's first choice; tuning may take one where
+the target allows it (``targets.with_bulk_copies``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+from ..devices import DeviceSpec
+from .tensor_tiles import Choice, Problem, Tile
+from .warpgroup_tiles import ALIGNMENT, ARCH, DEPTH, RATES, ROWS, WARPS
+
+#: Warpgroups that multiply, and threads of the one whose first thread starts the copies.
+CONSUMERS, PRODUCER_THREADS = 2, 128
+
+#: Registers of a thread that multiplies and of one that copies (``setmaxnreg``, multiples of 8): 256 and 128 of them
+#: fit a multiprocessor's 65536.
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40
+
+#: Bytes of a barrier in shared memory; a stage has two.
+BARRIER_BYTES = 8
+
+_COLUMNS, _STAGES, _GROUPS = (64, 96, 128, 192, 256), (3, 4, 5, 6), (1, 4)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class BulkTile(Tile):
+    """A tile whose operands the copy engine brings.
+
+    Attributes
+    ----------
+    bulk : int
+        Column fragments that are interleaved, so that a lane has so many pairs of neighbouring columns: 1 or 4.
+    """
+
+    warpgroup: bool = True
+    bulk: int = 4
+
+    @property
+    def block_threads(self) -> int:
+        """Threads of a block, with those that copy."""
+        return self.threads + PRODUCER_THREADS
+
+    def ring_bytes(self, problem: Problem) -> int:
+        """Shared memory of all tiles of the operands, and of their barriers."""
+        return super().ring_bytes(problem) + 2 * BARRIER_BYTES * self.stages
+
+    def grid(self, problem: Problem, device: DeviceSpec) -> int:
+        """Thread blocks, each of which takes tiles until none is left."""
+        return min(self.blocks(problem), device.multiprocessors)
+
+
+@functools.cache
+def all_tiles() -> tuple[BulkTile, ...]:
+    """Every tile that any problem may take."""
+    rows, warps = ROWS * CONSUMERS, WARPS * CONSUMERS
+    return tuple(
+        BulkTile(rows, columns, DEPTH, warps, 1, 1, stages, bulk=bulk)
+        for columns, stages, bulk in itertools.product(_COLUMNS, _STAGES, _GROUPS)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def bulk_choices(problem: Problem, device: DeviceSpec, count: int = 1) -> tuple[Choice, ...]:
+    """Return the tiles of least predicted time, best first; none where the instructions or operands do not fit.
+
+    Parameters
+    ----------
+    problem : Problem
+        The function, of one product.
+    device : DeviceSpec
+        The device.
+    count : int
+        How many at most.
+    """
+    if device.arch.rstrip("a") != ARCH or problem.element_bytes != 2 or problem.copies != (1,):
+        return ()
+    found = [
+        Choice(tile, predict(problem, device, tile))
+        for tile in all_tiles()
+        if fits(problem, device, tile)
+    ]
+    return tuple(sorted(found, key=lambda choice: (choice.microseconds, choice.tile))[:count])
+
+
+def fits(problem: Problem, device: DeviceSpec, tile: BulkTile) -> bool:
+    """Whether a tile is possible for a problem, and worth a look."""
+    if tile.columns >= 2 * max(problem.columns, _COLUMNS[0]) or problem.rows <= ROWS // 2:
+        return False
+    if tile.shared_bytes(problem) + ALIGNMENT > device.shared_memory_per_block_optin:
+        return False
+    if tile.bulk > 1 and problem.columns % (8 * tile.bulk):
+        return False
+    return problem.part % tile.columns == 0 if problem.part else True
+
+
+def predict(problem: Problem, device: DeviceSpec, tile: BulkTile) -> float:
+    """Predicted time of one tile in microseconds, launch included."""
+    (depth,) = problem.depths
+    steps = -(-depth // tile.depth)
+    share = -(-tile.blocks(problem) // tile.grid(problem, device))
+    work = steps * tile.depth * tile.rows * tile.columns
+    copied = steps * tile.stage_bytes(problem)
+    read = 2 * steps * tile.depth * (tile.rows + CONSUMERS * tile.columns)
+    sums = tile.columns // 2
+    p = RATES.overlap + RATES.together  # one warp copies while others multiply
+    busy = (
+        (work / RATES.products) ** p
+        + ((read + copied) / RATES.shared) ** p
+        + (copied / RATES.cache) ** p
+    ) ** (1 / p)
+    each = max(busy, steps * RATES.latency / (tile.stages - 1)) + sums * RATES.store
+    cycles = RATES.start + RATES.latency + share * each
+    return cycles / RATES.clock
