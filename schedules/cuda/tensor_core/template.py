@@ -9,12 +9,16 @@ from collections.abc import Callable
 
 from ....compat import Target, tirx
 from ....devices import DeviceSpec, device_for
+from ....guards.bulk_tiles import BulkTile, bulk_choices
 from ....guards.grouped_products import joinable
 from ....guards.split_tiles import best_choices
-from ....guards.tensor_tiles import Tile
+from ....guards.tensor_tiles import Choice, Tile
+from ....targets import may_bulk_copy
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
 from .access import access_of
+from .bulk import bulk_kernel
+from .bulk_operand import bulk_operands
 from .form import Anchor, Products
 from .groups import group_of, join_groups
 from .kernel import kernel
@@ -28,6 +32,9 @@ _TYPES = frozenset(("float16", "bfloat16"))
 
 #: Rows below which an instruction's sixteen are mostly idle, and shorter reductions than which there is little to copy.
 _LEAST_ROWS, _LEAST_DEPTH = 4, 16
+
+#: More tiles than there are.
+_ALL = 1 << 16
 
 
 class TensorCore(ScheduleTemplate):
@@ -53,13 +60,27 @@ class TensorCore(ScheduleTemplate):
         count = operator.attrgetter("count")
         for chosen in alternatives("groups", ranked, values=count) if len(forms) > 1 else ranked(1):
             problem = problem_of(chosen.form)
-            for choice in alternatives(
-                "tile", functools.partial(best, problem, device), **OF_CHOICE
-            ):
-                requested = 0 if member else choice.tile.requested_bytes(problem, device)
-                made = kernel_of(chosen.form, choice.tile, requested)
+            tiles = functools.partial(best, problem, device)
+            if may_bulk_copy(target) and not member and bulk_operands(chosen.form) is not None:
+                tiles = functools.partial(_with_bulk, tiles, bulk_choices(problem, device, _ALL))
+            for choice in alternatives("tile", tiles, **OF_CHOICE):
+                if isinstance(choice.tile, BulkTile):
+                    made = bulk_kernel(chosen.form, choice.tile, device)
+                else:
+                    requested = 0 if member else choice.tile.requested_bytes(problem, device)
+                    made = kernel_of(chosen.form, choice.tile, requested)
                 return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+def _with_bulk(
+    tiles: Callable[[int], tuple[Choice, ...]], bulk: tuple[Choice, ...], count: int
+) -> tuple[Choice, ...]:
+    """Tiles with those of the copy engine among them, never first: no measurement says that they should be."""
+    first, *others = tiles(count) or (None,)
+    if first is None:
+        return ()
+    return (first, *sorted((*others, *bulk), key=operator.attrgetter("microseconds")))[:count]
 
 
 @dataclasses.dataclass(frozen=True)
