@@ -15,6 +15,7 @@ import tvm_ffi
 
 from ...compat import Target, s_tir, tirx, tvm
 from ..allocation import idle_passes, without_passes
+from ..flatten_exactly import flatten_exactly, passes_before_flattening
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def _lowered(func: tirx.PrimFunc, target: Target, passes: list) -> tirx.Stmt | N
     """Run passes on one function; None where one of them refuses it."""
     func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
     try:
+        func = flatten_exactly(func)
         with without_passes(*idle_passes(func)):
             module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({"member": func}))
     except tvm.error.InternalError as error:
@@ -173,23 +175,7 @@ def _passes(target: Target) -> list:
     config = tvm.transform.PassContext.current().config
     lower, flat = s_tir.transform, tirx.transform
     passes = [
-        lower.CanonicalizeLoop(),
-        lower.LowerCrossThreadReduction(),
-        lower.LowerInitBlock(),
-        lower.PlanAndUpdateBufferAllocationLocation(),
-        lower.ConvertBlocksToOpaque(),
-        lower.LiftThreadBinding(),
-        lower.ManifestSharedMemoryLocalStage(),
-        lower.CompactBufferAllocation(),
-        lower.LowerAutoCopy(),
-        lower.UnifyThreadBinding(),
-        lower.LowerMatchBuffer(),
-        lower.StmtSimplify(),
-        lower.InjectPermutedLayout(),
-        lower.AnnotateIrregularLoop(),
-        lower.InjectSoftwarePipeline(),
-        lower.TransformMmaBufferLayout(),
-        lower.LowerOpaqueBlock(),
+        *passes_before_flattening(),
         flat.FlattenBuffer(),
         flat.BF16ComputeLegalize(),
         flat.NarrowDataType(32),

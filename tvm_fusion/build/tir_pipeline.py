@@ -18,11 +18,12 @@ Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``).
 from __future__ import annotations
 
 from ..compat import Target, ir, s_tir, tirx, tvm
-from ..schedules.allocation import idle_passes, without_passes
+from ..schedules.allocation import FLATTEN, idle_passes, without_passes
 from ..schedules.analysis import nodes_of
 from ..schedules.base import arch_number
 from ..schedules.cuda.exact_math import exact_functions
 from ..schedules.cuda.widened import widened
+from ..schedules.flatten_exactly import flatten_exactly
 from ..strategies.attributes import NUMERICS
 from ..targets import with_variant
 from .exact_tanh import ExactTanh
@@ -55,15 +56,15 @@ class LowerKernels:
         lower, _, _ = s_tir.pipeline.default_s_tir_pipeline()
         # Templates have done this; TVM's default schedules have not.
         functions = {
-            gv: ordered_reads(exact_functions(_rounding_once(f))) if _is_for_cuda(f) else f
+            gv: flatten_exactly(
+                ordered_reads(exact_functions(_rounding_once(f))) if _is_for_cuda(f) else f
+            )
             for gv, f in mod.functions_items()
         }
-        if not any(map(_is_for_cuda, functions.values())):
-            return lower(mod)
         mod = tvm.IRModule(functions, attrs=mod.attrs)
         groups: dict[tuple[str, ...], dict] = {}
         for gv, f in functions.items():
-            groups.setdefault(idle_passes(f), {})[gv] = f
+            groups.setdefault(_left_out(f), {})[gv] = f
         if len(groups) == 1:
             with without_passes(*next(iter(groups))):
                 return lower(mod)
@@ -73,10 +74,17 @@ class LowerKernels:
                 parts.append(lower(tvm.IRModule(some, attrs=mod.attrs)))
         names = [gv.name_hint for part in parts for gv in part.functions]
         if len(set(names)) < len(names):  # a kernel of one has the name of a function of the other
-            return lower(mod)
+            flat = {gv: flatten_exactly(f, always=True) for gv, f in functions.items()}
+            with without_passes(*idle_passes(next(iter(flat.values())))):
+                return lower(tvm.IRModule(flat, attrs=mod.attrs))
         for part in parts[1:]:
             parts[0].update(part)
         return parts[0]
+
+
+def _left_out(func: tirx.PrimFunc) -> tuple[str, ...]:
+    idle = idle_passes(func)
+    return idle if _is_for_cuda(func) or FLATTEN in idle else ()
 
 
 def _is_for_cuda(func: tirx.PrimFunc) -> bool:
