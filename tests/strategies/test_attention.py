@@ -119,6 +119,48 @@ def test_a_stray_operator_is_named(place):
     assert group.stray == "stray" and "stray" in proposal.operators and group.why
 
 
+def zeros(b, x, number=0.0):
+    return b.op("zeros", op.full_like(x, relax.const(number, "float16")))
+
+
+def nan_rows(b, x):
+    return b.op("rows", op.where(b.op("nan", op.isnan(x)), zeros(b, x), x))
+
+
+def nan_rows_by_a_number(b, x):
+    nan = b.op("nan", op.isnan(x))
+    return b.op("rows", op.where(nan, relax.const(0.0, "float16"), x))
+
+
+def defined_rows(b, x):
+    known = b.op("known", op.logical_not(b.op("nan", op.isnan(x))))
+    return b.op("rows", op.where(known, x, zeros(b, x)))
+
+
+@pytest.mark.parametrize("behind", [nan_rows, nan_rows_by_a_number, defined_rows])
+def test_rows_without_any_key_become_zero(behind):
+    group, proposal = found(attention(behind=behind))
+    assert not group.stray and {"nan", "rows"} < set(proposal.operators)
+
+
+def nan_kept(b, x):
+    return b.op("stray", op.where(b.op("nan", op.isnan(x)), x, zeros(b, x)))
+
+
+def ones(b, x):
+    return b.op("stray", op.where(b.op("nan", op.isnan(x)), zeros(b, x, 1.0), x))
+
+
+def infinite(b, x):
+    return b.op("stray", op.where(b.op("inf", op.isinf(x)), zeros(b, x), x))
+
+
+@pytest.mark.parametrize("behind", [nan_kept, ones, infinite])
+def test_other_selections_are_named(behind):
+    group, _ = found(attention(behind=behind))
+    assert group.stray == "stray" and group.why
+
+
 def test_a_value_that_is_needed_elsewhere():
     group, _ = found(attention(results=["softmax"]))
     assert group.stray == "softmax"

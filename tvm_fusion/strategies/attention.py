@@ -15,20 +15,9 @@ from collections.abc import Iterator
 from ..config import FusionConfig
 from ..graph.dataflow import CAUSAL, POINTWISE, DataflowGraph, Operator
 from .attention_operands import NARROW, Operands, Stopped, is_scaling
+from .attention_rows import ZeroedRows
 from .base import Proposal, depth_of
 from .strided import StridedView
-
-#: Operators that say which rows have no key at all.
-_MASKED_ROWS = (
-    "equal",
-    "not_equal",
-    "logical_not",
-    "astype",
-    "max",
-    "full_like",
-    "zeros_like",
-    "isinf",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +187,8 @@ class _Reader:
         below = self._between(self.softmax, mixed)
         for operator in below:
             if operator.op == "where":
-                self.members[operator.name] = None
-                self._masked_rows(operator)
+                rows = ZeroedRows(self.graph, operator, self.softmax).read()
+                self.members.update(dict.fromkeys(rows))
         for operator in below:
             known = operator.name in self.members or operator.op == "astype"
             if not known and operator.pattern != "view":
@@ -224,16 +213,6 @@ class _Reader:
             if graph.is_convex(graph.sort(wide)):
                 inside = wide
         return graph.sort(inside)
-
-    def _masked_rows(self, where: Operator) -> None:
-        """Take in what says which rows have no key."""
-        todo = [self.graph.producer.get(t) for t in where.inputs]
-        while todo:
-            operator = todo.pop()
-            if operator is None or operator.name in self.members or operator.op not in _MASKED_ROWS:
-                continue
-            self.members[operator.name] = None
-            todo += [self.graph.producer.get(t) for t in operator.inputs]
 
     def _check_readers(self, mixed: Operator) -> None:
         """No value inside is read outside."""

@@ -85,6 +85,26 @@ def zeroed(
     return emit(op.matmul(weights, v))
 
 
+def undefined(
+    builder: BlockBuilder,
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    mask: relax.Expr,
+    swapped: bool = False,
+) -> relax.Expr:
+    """An additive mask, and zeros for weights that are NaN, as ONNX files have PyTorch's own attention."""
+    emit = builder.emit
+    weights = emit(op.nn.softmax(emit(op.add(scores_of(emit, q, k), mask))))
+    condition = emit(op.isnan(weights))
+    zero = emit(op.full_like(weights, number(0, q)))
+    if swapped:
+        weights = emit(op.where(emit(op.logical_not(condition)), weights, zero))
+    else:
+        weights = emit(op.where(condition, zero, weights))
+    return emit(op.matmul(weights, v))
+
+
 def heads(
     builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, count: int = 4
 ) -> relax.Expr:

@@ -48,7 +48,8 @@ class Ending:
         if self.tile.warp_keys > 1:
             self._meet()
         else:
-            self._scale(self._inverses([totals[half] for half in range(len(self.rows))]))
+            found = [totals[half] for half in range(len(self.rows))]
+            self._scale(self._inverses(found), self._defined(found))
             self._store()
 
     def _inverses(self, totals: list) -> list:
@@ -57,21 +58,31 @@ class Ending:
         found = []
         for total in totals:
             inverse = one / total
-            if self.form.zero_masked:
+            if self.form.zeroed:
                 inverse = tirx.Select(total.equal(zero), zero, inverse)
             found.append(T.bind(inverse))
         return found
 
+    def _defined(self, totals: list) -> list:
+        """Conditions that rows keep what was added up; None where all do."""
+        if self.form.zeroed != "undefined":
+            return [None] * len(totals)
+        # A comparison with NaN is false. Of rows of minus infinities, products of values with 0 were added up.
+        return [T.bind(total >= tirx.const(0, "float32")) for total in totals]
+
     def _register(self, half: int, column: int, number: int = 0) -> int:
         return 4 * (half // 2 * self.columns + column) + 2 * (half % 2) + number
 
-    def _scale(self, factors: list) -> None:
-        sums = self.body.sums
-        for half, factor in enumerate(factors):
+    def _scale(self, factors: list, defined: list) -> None:
+        sums, zero = self.body.sums, tirx.const(0, "float32")
+        for half, (factor, is_defined) in enumerate(zip(factors, defined, strict=True)):
             for column in range(self.columns):
                 for number in range(2):
                     at = self._register(half, column, number)
-                    T.buffer_store(sums, sums[at] * factor, [at])
+                    value = sums[at] * factor
+                    if is_defined is not None:
+                        value = tirx.Select(is_defined, value, zero)
+                    T.buffer_store(sums, value, [at])
 
     # -- one warp has all keys ---------------------------------------------------------------------------
 
@@ -128,7 +139,8 @@ class Ending:
                 place = integer(places) + (body.warp_key * integer(rows) + line) * integer(8)
                 T.evaluate(call("tvmf_store_shared_8", shared, place, own.data, 0))
         T.evaluate(call("tvmf_barrier"))
-        self._scale([self._share(half, line, places) for half, line in enumerate(lines)])
+        shares = [self._share(half, line, places) for half, line in enumerate(lines)]
+        self._scale([factor for factor, _ in shares], [is_defined for _, is_defined in shares])
         for half, line in enumerate(lines):
             for column in range(self.columns):
                 place = (body.warp_key * integer(rows) + line) * integer(4 * self.length)
@@ -138,8 +150,8 @@ class Ending:
         T.evaluate(call("tvmf_barrier"))
         self._store_together()
 
-    def _share(self, half: int, line, places: int) -> tirx.PrimExpr:
-        """What a warp's sums of a row are multiplied by."""
+    def _share(self, half: int, line, places: int) -> tuple[tirx.PrimExpr, tirx.PrimExpr | None]:
+        """What a warp's sums of a row are multiplied by, and a condition that they are kept."""
         tile, softmax, shared = self.tile, self.softmax, self.body.shared.data
         parts = T.alloc_buffer((2 * tile.warp_keys,), "float32", scope="local")
         for warp in range(tile.warp_keys):
@@ -153,8 +165,9 @@ class Ending:
         for warp in range(tile.warp_keys):
             part = parts[2 * warp + 1] * softmax.power(parts[2 * warp], largest)
             total = part if total is None else total + part
-        (inverse,) = self._inverses([T.bind(total)])
-        return T.bind(softmax.power(softmax.most[half], largest) * inverse)
+        total = T.bind(total)
+        (inverse,), (is_defined,) = self._inverses([total]), self._defined([total])
+        return T.bind(softmax.power(softmax.most[half], largest) * inverse), is_defined
 
     def _store_together(self) -> None:
         """Every thread adds up and stores neighbouring columns of some rows."""

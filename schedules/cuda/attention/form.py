@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 from ....compat import tirx
 from ..tensor_core.form import Iterator
@@ -71,8 +72,9 @@ class Attention:
         The same where the causal mask hides nothing.
     limit : Limit or None
         The causal mask.
-    zero_masked : bool
-        Whether a row all of whose scores are minus infinity becomes 0 instead of NaN.
+    zeroed : str
+        Which rows become 0 instead of NaN: those of minus infinities alone (``"masked"``), those and all others whose
+        softmax is NaN (``"undefined"``), or none (empty).
     output : Buffer
         The result.
     output_offset : PrimExpr
@@ -91,7 +93,7 @@ class Attention:
     score: tirx.PrimExpr | None
     inside: tirx.PrimExpr | None
     limit: Limit | None
-    zero_masked: bool
+    zeroed: Literal["", "masked", "undefined"]
     output: tirx.Buffer
     output_offset: tirx.PrimExpr
 

@@ -8,27 +8,28 @@ iterators, so that views between them (heads split off, batches flattened) are n
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import tvm_ffi
 
 from ....compat import ir, s_tir, structural_equal, sym, tirx
 from ...analysis import Block, Structure, buffer_key, nodes_of, structure
 from ...steps import inline_injective, isolate_outputs
-from ..fast_math import dtype_of, fast_math, function_of
+from ..fast_math import fast_math, function_of
 from ..row_form import Stage, stages_of_block
-from ..tensor_core.affine import flat_offset, is_conditional, substitute
+from ..tensor_core.affine import flat_offset, substitute
 from ..tensor_core.form import Iterator
 from ..tensor_core.recognition import simple_schedule
 from .form import Attention, Source
 from .score import split_scale, split_score
+from .zeroed_rows import Selection, not_infinite, selection, without_casts
 
 #: Reductions: products, the largest score, the sum of exponentials, products; and a second search for the largest score
 #: where rows without any key become 0.
 _REDUCTIONS = (4, 5)
 
-#: Types of operands, and those by way of which values may be converted.
+#: Types of operands.
 _FLOATS = ("float16", "bfloat16", "float32")
-_CONVERTED = (*_FLOATS, "float64")
 
 
 def attention(func: tirx.PrimFunc) -> Attention | None:
@@ -88,7 +89,7 @@ class _Reader:
         store = self.sch.get(out.handle).body
         if not isinstance(store, tirx.BufferStore):
             return None
-        final = _without_casts(store.value)
+        final = without_casts(store.value)
         if not isinstance(final, ir.TensorLoad) or buffer_key(final.source) not in self.stages:
             return None
         axes = self._axes(self._block_of(final.source))
@@ -120,7 +121,7 @@ class _Reader:
         return Attention(
             self.params, tuple(axis for axis in batch if axis.extent > 1), row, weighted.reduced,
             query, keys, values, found.scale * score.scale, found.sum, score.whole, score.inside,
-            score.limit, found.zero_masked, store.buffer, offset,
+            score.limit, found.zeroed, store.buffer, offset,
         )  # fmt: skip
 
     # -- blocks ----------------------------------------------------------------------------------------
@@ -222,17 +223,13 @@ class _Reader:
 
     def _softmax(self, weight: tirx.PrimExpr, key: Iterator) -> _Softmax | None:
         """Read the factor that is ``exp(score - largest) / sum``."""
-        value, zero_masked = _without_casts(weight), False
-        guard = _select(value)
-        masked = None
-        if guard is not None:
-            masked, zero, value = guard
-            if not (isinstance(zero, tirx.FloatImm) and float(zero.value) == 0.0):
-                return None
-            value, zero_masked = _without_casts(value), True
+        selected = selection(weight)
+        if selected is None:
+            return None
+        value = selected.kept
         if not isinstance(value, tirx.Div):
             return None
-        power, total = _without_casts(value.a), _without_casts(value.b)
+        power, total = without_casts(value.a), without_casts(value.b)
         if function_of(power) != "exp" or not self._is(total, tirx.Add):
             return None
         difference = power.args[0]
@@ -249,9 +246,8 @@ class _Reader:
             sums[0], power, sums[1], key
         ):
             return None
-        if masked is not None and not self._is_all_masked(masked, score, key):
-            return None
-        return self._scores(score, zero_masked)
+        zeroed = self._zeroed(selected, score, key)
+        return None if zeroed is None else self._scores(score, zeroed)
 
     def _is(self, load, combine: type) -> bool:
         if not isinstance(load, ir.TensorLoad):
@@ -265,13 +261,24 @@ class _Reader:
         moved = self._simple(substitute(one, {one_key.var: key.var}))
         return structural_equal(moved, self._simple(other), map_free_vars=False)
 
-    def _is_all_masked(self, condition: tirx.PrimExpr, score: tirx.PrimExpr, key: Iterator) -> bool:
+    def _zeroed(
+        self, selected: Selection, score: tirx.PrimExpr, key: Iterator
+    ) -> Literal["", "masked", "undefined"] | None:
+        """Which rows become 0; None where it is another selection."""
+        if selected.condition is None:
+            return ""
+        if selected.of_nan is not None:
+            parts = [self._simple(e) for e in (selected.of_nan, selected.kept)]
+            return "undefined" if structural_equal(*parts, map_free_vars=False) else None
+        return "masked" if self._is_all_masked(selected, score, key) else None
+
+    def _is_all_masked(self, selected: Selection, score: tirx.PrimExpr, key: Iterator) -> bool:
         """Whether a condition says that no score of a row is anything but minus infinity.
 
         That is the largest of truth values, as numbers: TVM's largest of floating-point values is never infinite.
         """
-        largest, negated = _truth(condition)
-        if not negated or not isinstance(largest, ir.TensorLoad):
+        largest = selected.condition
+        if not selected.negated or not isinstance(largest, ir.TensorLoad):
             return False
         stage = self.stages.get(buffer_key(largest.source))
         if stage is None or stage.combine is not tirx.Max:
@@ -279,14 +286,13 @@ class _Reader:
         found = self._at(largest.source, list(largest.indices))
         if found is None or found[1].extent != key.extent:
             return False
-        value, negated = _truth(substitute(found[0], {found[1].var: key.var}))
-        if not isinstance(value, tirx.EQ | tirx.NE) or isinstance(value, tirx.EQ) != negated:
+        value = not_infinite(substitute(found[0], {found[1].var: key.var}))
+        if value is None:
             return False
-        infinite = isinstance(value.b, tirx.FloatImm) and float(value.b.value) == float("-inf")
-        parts = [self._simple(_without_casts(part)) for part in (value.a, score)]
-        return infinite and structural_equal(*parts, map_free_vars=False)
+        parts = [self._simple(part) for part in (value, without_casts(score))]
+        return structural_equal(*parts, map_free_vars=False)
 
-    def _scores(self, score: tirx.PrimExpr, zero_masked: bool) -> _Softmax | None:
+    def _scores(self, score: tirx.PrimExpr, zeroed: str) -> _Softmax | None:
         """Read the products of queries and keys in a score."""
         loads = [
             load
@@ -310,7 +316,7 @@ class _Reader:
             return None
 
         value = fast_math(score, narrow=True, replace=replace)
-        return _Softmax(query, key, found.reduced, one * two, total, value, zero_masked)
+        return _Softmax(query, key, found.reduced, one * two, total, value, zeroed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +329,7 @@ class _Softmax:
     scale: float
     sum: tirx.Var
     score: tirx.PrimExpr
-    zero_masked: bool
+    zeroed: str
 
 
 def is_row_wise(source: Source) -> bool:
@@ -351,42 +357,6 @@ def is_row_wise(source: Source) -> bool:
 def tirx_bytes(dtype: str) -> int:
     """Bytes of an element."""
     return 4 if dtype == "float32" else 2
-
-
-def _without_casts(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    """An expression without conversions between floating-point types around it."""
-    while isinstance(expr, tirx.Cast) and {dtype_of(expr), dtype_of(expr.value)} <= set(_CONVERTED):
-        expr = expr.value
-    return expr
-
-
-def _truth(value: tirx.PrimExpr) -> tuple[tirx.PrimExpr, bool]:
-    """A condition without conversions to numbers and back around it, and whether it is negated."""
-    negated = False
-    while True:
-        if isinstance(value, tirx.Cast):
-            value = value.value
-        elif isinstance(value, tirx.Not):
-            value, negated = value.a, not negated
-        elif isinstance(value, tirx.LT) and _is_zero(value.a):
-            value = value.b
-        elif isinstance(value, tirx.NE) and _is_zero(value.b):
-            value = value.a
-        else:
-            return value, negated
-
-
-def _is_zero(value: tirx.PrimExpr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
-
-
-def _select(value: tirx.PrimExpr) -> tuple | None:
-    """Condition and sides of ``condition ? a : b``."""
-    if is_conditional(value):
-        return tuple(value.args)
-    if isinstance(value, tirx.Select):
-        return value.condition, value.true_value, value.false_value
-    return None
 
 
 def _replaced(expr: tirx.PrimExpr, replace) -> tirx.PrimExpr:

@@ -18,6 +18,7 @@ from tvm_fusion.testing.attention import (
     number,
     plain,
     scores_of,
+    undefined,
     zeroed,
 )
 
@@ -37,7 +38,7 @@ FOUR = [(2, 4, 48, 32)] * 3
 )
 def test_scaled_forms(make, shapes, scale) -> None:
     form = attention(attention_function(make, shapes))
-    assert form.score is None and form.limit is None and not form.zero_masked
+    assert form.score is None and form.limit is None and not form.zeroed
     assert form.scale == pytest.approx(scale, rel=2e-3)
     assert (form.row.extent, form.key.extent) == (48, 48)
     assert form.heads == 8
@@ -46,9 +47,44 @@ def test_scaled_forms(make, shapes, scale) -> None:
 
 def test_masks_are_expressions() -> None:
     form = attention(attention_function(added, [*FOUR, (2, 1, 1, 48)]))
-    assert form.score is not None and form.limit is None and not form.zero_masked
+    assert form.score is not None and form.limit is None and not form.zeroed
     form = attention(attention_function(zeroed, [*FOUR, (2, 1, 48, 48)]))
-    assert form.score is not None and form.zero_masked
+    assert form.score is not None and form.zeroed == "masked"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_weights_that_are_nan_become_zero(swapped: bool) -> None:
+    shapes = [*FOUR, (2, 1, 48, 48)]
+    assert attention(attention_function(undefined, shapes, swapped=swapped)).zeroed == "undefined"
+
+
+def other_nan(builder, q, k, v):
+    """Zeros where scores are NaN, which leaves the other weights of such a row NaN."""
+    emit = builder.emit
+    scores = scores_of(emit, q, k)
+    weights = emit(op.nn.softmax(scores))
+    zero = emit(op.full_like(weights, number(0, q)))
+    return emit(op.matmul(emit(op.where(emit(op.isnan(scores)), zero, weights)), v))
+
+
+def kept_nan(builder, q, k, v):
+    """Zeros where weights are numbers."""
+    emit = builder.emit
+    weights = emit(op.nn.softmax(scores_of(emit, q, k)))
+    zero = emit(op.full_like(weights, number(0, q)))
+    return emit(op.matmul(emit(op.where(emit(op.isnan(weights)), weights, zero)), v))
+
+
+def ones_for_nan(builder, q, k, v):
+    emit = builder.emit
+    weights = emit(op.nn.softmax(scores_of(emit, q, k)))
+    one = emit(op.full_like(weights, number(1, q)))
+    return emit(op.matmul(emit(op.where(emit(op.isnan(weights)), one, weights)), v))
+
+
+@pytest.mark.parametrize("make", [other_nan, kept_nan, ones_for_nan])
+def test_other_selections_are_none(make) -> None:
+    assert attention(attention_function(make, [(2, 4, 32, 32)] * 3)) is None
 
 
 @pytest.mark.parametrize("shift", [0, 3])

@@ -19,6 +19,7 @@ from tvm_fusion.testing.attention import (
     heads,
     plain,
     random_arrays,
+    undefined,
     zeroed,
 )
 
@@ -149,6 +150,27 @@ def test_rows_without_keys_become_zero_where_the_model_says_so() -> None:
 
     check(zeroed, shapes, (32, 1, 2, 1, 2), want, arrays=arrays)
     check(zeroed, shapes, (64, 1, 1, 2, 2), want, arrays=arrays)
+
+
+@pytest.mark.parametrize("tile", [(32, 1, 2, 1, 2), (64, 1, 1, 2, 2), (32, 2, 2, 1, 3)])
+@pytest.mark.parametrize("make", [added, zeroed, undefined])
+def test_rows_that_are_undefined(make, tile) -> None:
+    """Rows of minus infinities, and those with one infinity or one NaN, early or late: each form has its own zeros."""
+    shapes = [*of(33, 80, 32), (1, 1, 33, 80)]
+    mask = np.random.default_rng(1).standard_normal(shapes[3])
+    mask[..., [0, 20, 32], :] = -np.inf
+    for row, place, value in ((1, 0, np.inf), (2, 79, np.inf), (5, 3, np.nan), (31, 79, np.nan)):
+        mask[..., row, place] = value
+    arrays = [*random_arrays(shapes[:3]), mask.astype("float16")]
+
+    def want(q, k, v, mask):
+        out = expected(q, k, v, mask, zero=make is undefined)
+        if make is zeroed:
+            out[..., [0, 20, 32], :] = 0.0
+        assert np.isnan(out).any() != (make is undefined)
+        return out
+
+    check(make, shapes, tile, want, arrays=arrays)
 
 
 def test_large_scores_do_not_overflow() -> None:

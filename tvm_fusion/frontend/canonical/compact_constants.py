@@ -17,7 +17,7 @@ class CompactConstants:
     """A full [1, 64, 56, 56] bias whose values repeat over H and W -> [1, 64, 1, 1].
 
     Only operands of broadcasting elementwise operators, and only along axes whose extent the other
-    operand gives.
+    operand gives. A side of ``where`` that is one number, whatever its shape, becomes a scalar.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -26,11 +26,29 @@ class CompactConstants:
 
 class _Rewriter(BindingRewriter):
     def visit(self, name: str, value: ir.Expr) -> ir.Expr:
-        if op_name(value) not in BINARY or not any(is_constant(arg) for arg in value.args):
+        if not any(is_constant(arg) for arg in getattr(value, "args", ())):
+            return value
+        if op_name(value) == "where":
+            return _scalar_sides(value)
+        if op_name(value) not in BINARY:
             return value
         return compact_operands(
             self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None
         )
+
+
+def _scalar_sides(call: ir.Call) -> ir.Call:
+    """Return a ``where`` whose constant sides of one element are scalars, if the other operands give the rank."""
+    condition, *sides = call.args
+    made = list(sides)
+    for i, side in enumerate(sides):
+        if not is_constant(side) or side.ty.ndim == 0 or to_numpy(side).size != 1:
+            continue
+        others = [dims(e) for e in (condition, made[1 - i])]
+        if None not in others and max(len(d) for d in others) >= side.ty.ndim:
+            made[i] = to_constant(to_numpy(side).reshape(()))
+    same = all(a is b for a, b in zip(made, sides, strict=True))
+    return call if same else with_args(call, condition, *made)
 
 
 def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | None]) -> ir.Call:

@@ -1,0 +1,102 @@
+"""Rows without any key: the selection behind a softmax that gives them zeros instead of NaN."""
+
+from __future__ import annotations
+
+import math
+
+from ..graph.dataflow import DataflowGraph, Operator
+from .attention_operands import Stopped
+
+#: Operators that fill a tensor with one number.
+_FILLED = ("full_like", "zeros_like", "full", "zeros")
+
+
+class ZeroedRows:
+    """Reads one selection behind a softmax.
+
+    Its condition is one of two. Either a weight is NaN, which holds for all of its row or for none: ONNX's form of
+    PyTorch's attention. Or the largest of "is not minus infinity" over a row's scores is false: PyTorch's own form.
+
+    Parameters
+    ----------
+    graph : DataflowGraph
+        The graph.
+    where, softmax : Operator
+        The selection, and the softmax before it.
+    """
+
+    def __init__(self, graph: DataflowGraph, where: Operator, softmax: Operator) -> None:
+        self.graph, self.where, self.softmax = graph, where, softmax
+        self.members: list[str] = [where.name]
+
+    def read(self) -> list[str]:
+        """Return the names of the operators that belong to the selection.
+
+        Raises
+        ------
+        Stopped
+            If it is another one.
+        """
+        left = iter(self.where.inputs)
+        attrs = self.where.attrs
+        condition, one, other = (
+            attrs[f"arg{i}"] if f"arg{i}" in attrs else next(left, None) for i in range(3)
+        )
+        swapped = not self._is_zero(one)
+        zero, kept = (other, one) if swapped else (one, other)
+        if not self._is_zero(zero) or not self._is(kept, self.softmax.outputs[0]):
+            raise Stopped(self.where, "it selects something else than zeros and the softmax")
+        if not self._holds(condition, swapped):
+            raise Stopped(self.where, "its condition is not that a row has no key")
+        return self.members
+
+    def _is_zero(self, value: object) -> bool:
+        if not isinstance(value, str):
+            return value == 0
+        operator = self.graph.producer.get(value)
+        if operator is None or operator.op not in _FILLED:
+            return False
+        if "zeros" not in operator.op and operator.attrs.get("arg1") != 0:
+            return False
+        self.members.append(operator.name)
+        return True
+
+    def _is(self, value: object, wanted: str) -> bool:
+        """Whether two tensors are one, but for conversions of types and views."""
+        return isinstance(value, str) and self._core(value) == self._core(wanted)
+
+    def _core(self, tensor: str) -> str:
+        operator = self.graph.producer.get(tensor)
+        while operator is not None and (operator.op == "astype" or operator.pattern == "view"):
+            tensor = operator.inputs[0]
+            operator = self.graph.producer.get(tensor)
+        return tensor
+
+    def _truth(self, tensor: object) -> tuple[Operator | None, bool]:
+        """What makes a condition, without conversions and negations, and whether it is negated."""
+        negated = False
+        operator = self.graph.producer.get(tensor) if isinstance(tensor, str) else None
+        while operator is not None and operator.op in ("astype", "logical_not"):
+            self.members.append(operator.name)
+            negated ^= operator.op == "logical_not"
+            operator = self.graph.producer.get(operator.inputs[0])
+        if operator is not None:
+            self.members.append(operator.name)
+        return operator, negated
+
+    def _holds(self, condition: object, swapped: bool) -> bool:
+        operator, negated = self._truth(condition)
+        if operator is None:
+            return False
+        if operator.op == "isnan":
+            return negated is swapped and self._is(operator.inputs[0], self.softmax.outputs[0])
+        scores = self.softmax.inputs[0]
+        rank = len(self.graph.tensors[scores].shape)
+        axes = [int(axis) % rank for axis in operator.attrs.get("axis") or ()]
+        if operator.op != "max" or axes != [rank - 1] or negated is swapped:
+            return False
+        known, negated = self._truth(operator.inputs[0])
+        if known is None or known.op not in ("equal", "not_equal"):
+            return False
+        infinite = known.attrs.get("arg1") == -math.inf
+        return infinite and negated is (known.op == "equal") and self._is(known.inputs[0], scores)
