@@ -98,6 +98,34 @@ def test_between_softmax_and_product(behind, names):
     assert not group.stray and names < set(proposal.operators)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "scored"),
+    [((0.125,), False), ((-0.125,), True), ((-0.5, -0.25), False), ((2, -0.25), True)],
+)
+def test_scores_of_the_opposite_sign_are_expressions(numbers, scored):
+    def scales(b, x):
+        for number in numbers:
+            x = b.op("scale", op.multiply(x, relax.const(number, "float16")))
+        return x
+
+    group, _ = found(attention(scales))
+    assert not group.stray and group.is_scored is scored
+    group, _ = found(attention(before=scales))
+    assert not group.stray and group.is_scored is scored
+
+
+@pytest.mark.parametrize("number", [np.inf, 0.0])
+def test_factors_that_no_sum_has(number):
+    def far(b, x):
+        return b.op("far", op.multiply(x, relax.const(number, "float16")))
+
+    group, proposal = found(attention(before=far))
+    assert not group.stray and "far" not in proposal.operators
+    group, proposal = found(attention(between=far))
+    assert "far" in proposal.operators
+    assert (group.stray, group.is_scored) == (("", True) if number else ("far", False))
+
+
 def turn_scores(b, x):
     return b.op("stray", op.permute_dims(x, (0, 1, 3, 2)))
 

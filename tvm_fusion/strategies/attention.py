@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ..config import FusionConfig
 from ..graph.dataflow import CAUSAL, POINTWISE, DataflowGraph, Operator
-from .attention_operands import NARROW, Operands, Stopped, is_scaling
+from .attention_operands import NARROW, Operands, Stopped, factor_of, scale_of
 from .attention_rows import ZeroedRows
 from .base import Proposal, depth_of
 from .strided import StridedView
@@ -37,7 +37,8 @@ class AttentionGroup:
     heads, rows, keys, width, value_width : int
         Elements of the batch, queries and keys of each, places of a query and of a value.
     is_scored : bool
-        Whether anything but constant factors and a causal mask stands between the first product and the softmax.
+        Whether anything but constant factors and a causal mask stands between the first product and the softmax, or
+        their product is not positive.
     shift : int or None
         How much further than its own position a row sees, where a constant mask hides all behind that.
     dtype : str
@@ -99,6 +100,7 @@ class _Reader:
         self.members: dict[str, None] = {softmax.name: None}
         self.is_scored = False
         self.shift: int | None = None
+        self.scale = 1.0
 
     def read(self) -> AttentionGroup | None:
         graph, softmax = self.graph, self.softmax
@@ -132,7 +134,7 @@ class _Reader:
             scores.name, softmax.name, mixed.name, graph.sort(self.members),
             heads=math.prod(out[:-2]), rows=out[-2], keys=shape[-1],
             width=graph.tensors[scores.inputs[0]].shape[-1], value_width=out[-1],
-            is_scored=self.is_scored, shift=self.shift, dtype=dtype,
+            is_scored=self.is_scored or self.scale * operands.scale <= 0, shift=self.shift, dtype=dtype,
         )  # fmt: skip
 
     # -- between the products ----------------------------------------------------------------------------
@@ -179,7 +181,11 @@ class _Reader:
         for operator in self._between(scores, self.softmax):
             if operator.pattern not in (*POINTWISE, "view"):
                 raise Stopped(operator, "it moves scores before the softmax")
-            plain = operator.op == "astype" or operator.pattern == "view" or is_scaling(operator)
+            if operator.op == "multiply" and factor_of(operator) == 0:
+                raise Stopped(operator, "of scores times 0 TVM keeps no products")
+            factor = scale_of(operator)
+            plain = operator.op == "astype" or operator.pattern == "view" or factor is not None
+            self.scale *= 1.0 if factor is None else factor
             if CAUSAL in operator.attrs and self.shift is None:
                 self.shift, plain = operator.attrs[CAUSAL], True
             self.is_scored |= not plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from ..graph.dataflow import DTYPE_BYTES, SLICE, DataflowGraph, Operator
@@ -54,6 +55,8 @@ class Operands:
     def __init__(self, graph: DataflowGraph, softmax: Operator, places: Sequence[Place]) -> None:
         self.graph, self.softmax, self.places = graph, softmax, places
         self.found: list[tuple[str, StridedView]] = []
+        #: What queries and keys are multiplied by on their way.
+        self.scale = 1.0
 
     def read(self, members: Collection[str]) -> dict[str, None]:
         """Follow operands up through views, as far as that saves kernels.
@@ -81,6 +84,8 @@ class Operands:
         for (product, place), chain in zip(places, chains, strict=True):
             tensor = chain[-1][0].inputs[0] if chain else product.inputs[place]
             self.found.append((tensor, self._through(tensor, chain)))
+        factors = [scale_of(o) for chain in chains[:2] for o, _ in chain]
+        self.scale = math.prod(factor for factor in factors if factor is not None)
         return {o.name: None for chain in chains for o, _ in chain}
 
     def _chain(self, product: Operator, place: int) -> list[Step]:
@@ -216,8 +221,24 @@ def _sliced(
     return view
 
 
+def scale_of(operator: Operator) -> float | None:
+    """The finite number other than 0 that an operator multiplies a tensor by; None for another operator."""
+    number = factor_of(operator)
+    if operator.op == "divide" and number is not None:
+        number = 1 / number if number else None
+    return number if number and math.isfinite(number) else None
+
+
+def factor_of(operator: Operator) -> float | None:
+    """The number in a multiplication by one, or a division by one; None for another operator."""
+    if operator.op not in ("multiply", "divide") or len(operator.inputs) != 1:
+        return None
+    number = operator.attrs.get("arg1")
+    if operator.op == "multiply" and number is None:
+        number = operator.attrs.get("arg0")
+    return number if isinstance(number, int | float) else None
+
+
 def is_scaling(operator: Operator) -> bool:
     """Whether an operator multiplies a tensor by a number, or divides it by one."""
-    if operator.op not in ("multiply", "divide") or len(operator.inputs) != 1:
-        return False
-    return "arg1" in operator.attrs or (operator.op == "multiply" and "arg0" in operator.attrs)
+    return scale_of(operator) is not None

@@ -40,6 +40,30 @@ def plain(builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr) ->
     return emit(op.matmul(emit(op.nn.softmax(scores_of(emit, q, k))), v))
 
 
+def scaled(
+    builder: BlockBuilder,
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    *,
+    scale: float = 0.125,
+    queries: float = 1.0,
+    keys: float = 1.0,
+    values: float = 1.0,
+    shift: int | None = None,
+) -> relax.Expr:
+    """Factors of scores, queries, keys and values, and a causal mask where ``shift`` is given."""
+    emit = builder.emit
+
+    def times(x: relax.Expr, factor: float) -> relax.Expr:
+        return x if factor == 1.0 else emit(op.multiply(x, number(factor, x)))
+
+    scores = scores_of(emit, times(q, queries), times(k, keys), scale)
+    if shift is not None:
+        scores = emit(builder.call_te(_hidden, scores, shift, -np.inf))
+    return emit(op.matmul(emit(op.nn.softmax(scores)), times(v, values)))
+
+
 def added(
     builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, mask: relax.Expr
 ) -> relax.Expr:
@@ -59,16 +83,16 @@ def causal(
 ) -> relax.Expr:
     """Keys up to the row's own position and ``shift`` further."""
     emit = builder.emit
-
-    def hide(scores: te.Tensor) -> te.Tensor:
-        def element(*index):
-            keep = index[-1] - index[-2] <= shift
-            return tirx.if_then_else(keep, scores(*index), tirx.const(hidden, scores.dtype))
-
-        return te.compute(scores.shape, element, name="causal")
-
-    scores = emit(builder.call_te(hide, scores_of(emit, q, k)))
+    scores = emit(builder.call_te(_hidden, scores_of(emit, q, k), shift, hidden))
     return emit(op.matmul(emit(op.nn.softmax(scores)), v))
+
+
+def _hidden(scores: te.Tensor, shift: int, hidden: float) -> te.Tensor:
+    def element(*index: tirx.Expr) -> tirx.Expr:
+        keep = index[-1] - index[-2] <= shift
+        return tirx.if_then_else(keep, scores(*index), tirx.const(hidden, scores.dtype))
+
+    return te.compute(scores.shape, element, name="causal")
 
 
 def zeroed(

@@ -54,10 +54,10 @@ class Ending:
 
     def _inverses(self, totals: list) -> list:
         """What each row is multiplied by."""
-        one, zero = tirx.const(1, "float32"), tirx.const(0, "float32")
+        scale, zero = tirx.const(self.form.value_scale, "float32"), tirx.const(0, "float32")
         found = []
         for total in totals:
-            inverse = one / total
+            inverse = scale / total
             if self.form.zeroed:
                 inverse = tirx.Select(total.equal(zero), zero, inverse)
             found.append(T.bind(inverse))

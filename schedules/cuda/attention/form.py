@@ -75,6 +75,8 @@ class Attention:
     zeroed : str
         Which rows become 0 instead of NaN: those of minus infinities alone (``"masked"``), those and all others whose
         softmax is NaN (``"undefined"``), or none (empty).
+    value_scale : float
+        What the sums of values are multiplied by.
     output : Buffer
         The result.
     output_offset : PrimExpr
@@ -94,6 +96,7 @@ class Attention:
     inside: tirx.PrimExpr | None
     limit: Limit | None
     zeroed: Literal["", "masked", "undefined"]
+    value_scale: float
     output: tirx.Buffer
     output_offset: tirx.PrimExpr
 

@@ -8,6 +8,7 @@ iterators, so that views between them (heads split off, batches flattened) are n
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import tvm_ffi
@@ -99,7 +100,8 @@ class _Reader:
         if weighted is None or len(axes) < 2:
             return None
         *batch, row, width = axes
-        values = self._source(weighted.factors[1], weighted.reduced, width)
+        value_scale, value = split_scale(weighted.factors[1])
+        values = self._source(value, weighted.reduced, width)
         found = self._softmax(weighted.factors[0], weighted.reduced)
         if values is None or found is None:
             return None
@@ -108,10 +110,10 @@ class _Reader:
         keys = self._source(found.key, weighted.reduced, found.reduced)
         if offset is None or query is None or keys is None:
             return None
-        score = split_score(found.score, found.sum, row.var, weighted.reduced.var)
+        score = split_score(found.score, found.sum, found.scale, (row.var, weighted.reduced.var))
         sources = (query, keys, values)
         dtypes = {str(source.buffer.dtype) for source in sources}
-        if score is None or not found.scale * score.scale > 0:
+        if score is None or not (math.isfinite(found.scale) and math.isfinite(value_scale)):
             return None
         if dtypes != {str(store.buffer.dtype)} or not dtypes <= set(_FLOATS):
             return None
@@ -121,7 +123,7 @@ class _Reader:
         return Attention(
             self.params, tuple(axis for axis in batch if axis.extent > 1), row, weighted.reduced,
             query, keys, values, found.scale * score.scale, found.sum, score.whole, score.inside,
-            score.limit, found.zeroed, store.buffer, offset,
+            score.limit, found.zeroed, value_scale, store.buffer, offset,
         )  # fmt: skip
 
     # -- blocks ----------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class _Reader:
 
     def _source(self, factor: tirx.PrimExpr, sequence: Iterator, width: Iterator) -> Source | None:
         """An operand; None where its rows are not contiguous, or begin at odd places."""
-        _, load = split_scale(factor)
+        load = without_casts(factor)
         if not isinstance(load, ir.TensorLoad) or not any(
             load.source.same_as(p) for p in self.params
         ):

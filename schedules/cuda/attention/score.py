@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import tvm_ffi
 
@@ -55,14 +56,23 @@ def split_scale(value: tirx.PrimExpr) -> tuple[float, tirx.PrimExpr]:
             scale, value = scale * float(value.b.value), value.a
         elif isinstance(value, tirx.Mul) and isinstance(value.a, tirx.FloatImm):
             scale, value = scale * float(value.a.value), value.b
-        elif isinstance(value, tirx.Div) and isinstance(value.b, tirx.FloatImm):
+        elif _is_division(value):
             scale, value = scale / float(value.b.value), value.a
         else:
             return scale, value
 
 
+def _is_division(value: tirx.PrimExpr) -> bool:
+    """Whether a value is divided by a number other than 0."""
+    return (
+        isinstance(value, tirx.Div)
+        and isinstance(value.b, tirx.FloatImm)
+        and float(value.b.value) != 0
+    )
+
+
 def split_score(
-    value: tirx.PrimExpr, total: tirx.Var, row: tirx.Var, key: tirx.Var
+    value: tirx.PrimExpr, total: tirx.Var, factor: float, places: tuple[tirx.Var, tirx.Var]
 ) -> Score | None:
     """Describe a score; None where it depends on the sum in no way that is supported.
 
@@ -72,9 +82,12 @@ def split_score(
         The score in float32, of the sum, parameters and iterators.
     total : Var
         The sum.
-    row, key : Var
+    factor : float
+        What the sum is multiplied by before.
+    places : tuple of Var
         The iterators of queries and keys.
     """
+    row, key = places
     if not uses(value, total):
         return None
     if any(
@@ -89,7 +102,8 @@ def split_score(
             inside = _unclamped(_without_zero(_swapped(value, call, side)))
             break
     scale, core = split_scale(inside)
-    if core.same_as(total):
+    # The largest score is found among sums, which only a positive factor leaves in order.
+    if core.same_as(total) and 0 < factor * scale < math.inf:
         return Score(None, None, limit, scale)
     return Score(value, inside, limit, 1.0)
 

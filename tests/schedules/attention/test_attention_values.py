@@ -19,6 +19,7 @@ from tvm_fusion.testing.attention import (
     heads,
     plain,
     random_arrays,
+    scaled,
     undefined,
     zeroed,
 )
@@ -171,6 +172,28 @@ def test_rows_that_are_undefined(make, tile) -> None:
         return out
 
     check(make, shapes, tile, want, arrays=arrays)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        pytest.param({"scale": -0.125}, id="negative"),
+        pytest.param({"queries": -1.0, "shift": 0}, id="negative queries, causal"),
+        pytest.param({"queries": -2.0, "keys": -0.5, "values": -3.0}, id="all"),
+    ],
+)
+def test_factors(factors) -> None:
+    """Scores of the opposite sign have their largest where sums are least."""
+    values, scale = factors.get("values", 1.0), factors.get("scale", 0.125)
+    scale *= factors.get("queries", 1.0) * factors.get("keys", 1.0)
+    mask = below(33, 70, 0) if "shift" in factors else None
+
+    def want(q, k, v):
+        return expected(q, k, values * v.astype("float64"), mask, scale)
+
+    shapes = of(33, 70, 32)
+    check(scaled, shapes, (32, 1, 2, 1, 2), want, **factors)
+    check(scaled, shapes, (64, 1, 1, 2, 2), want, **factors)
 
 
 def test_large_scores_do_not_overflow() -> None:
