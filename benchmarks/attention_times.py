@@ -16,7 +16,6 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +33,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
     "grouped": (4, 32, 8, 2048, 2048, 128, False),
 }
 
-_COPIES, _REPLAYS = 20, 30
+_COPIES = 20
 
 
 def flops_of(shape: str) -> float:
@@ -211,6 +210,7 @@ def time_torch(shapes: list[str]) -> list[dict[str, Any]]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
+    from torch_timer import graph_time
 
     backends = {"default": None} | {
         name: getattr(SDPBackend, name)
@@ -232,10 +232,10 @@ def time_torch(shapes: list[str]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"shape": shape, "backend": name, "torch": torch.__version__}
             try:
                 if backend is None:
-                    row["us"], result = _torch_time(run)
+                    row["us"], result = graph_time(run)
                 else:
                     with sdpa_kernel(backend):
-                        row["us"], result = _torch_time(run)
+                        row["us"], result = graph_time(run)
             except RuntimeError as error:
                 row["missing"] = str(error).splitlines()[0]
             else:
@@ -244,31 +244,6 @@ def time_torch(shapes: list[str]) -> list[dict[str, Any]]:
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
-
-
-def _torch_time(run: Any) -> tuple[float, Any]:
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            result = run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(_COPIES):
-                result = run()
-        for _ in range(5):
-            graph.replay()
-        times = []
-        for _ in range(_REPLAYS):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record(stream)
-            graph.replay()
-            last.record(stream)
-            last.synchronize()
-            times.append(first.elapsed_time(last) * 1e3 / _COPIES)
-    return round(statistics.median(times), 3), result
 
 
 # -- the command -----------------------------------------------------------------------------------------
