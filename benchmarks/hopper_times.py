@@ -60,8 +60,12 @@ SHAPES: dict[str, Shape] = {
     "cube8192_gelu": Shape(8192, 8192, 8192, "bias_gelu"),
 }
 
-#: Columns, stages and interleaved fragments of the tiles of the copy engine.
-TILES = ((256, 4, 4), (256, 3, 4), (256, 4, 1), (192, 4, 4), (128, 6, 4), (128, 4, 4), (64, 6, 4))
+#: Rows, columns, stages, interleaved fragments, and groups that take turns, of the tiles of the copy engine.
+TILES = (
+    (128, 256, 4, 4, 1), (128, 256, 3, 4, 1), (128, 256, 4, 1, 1), (128, 192, 4, 4, 1),
+    (128, 128, 6, 4, 1), (256, 128, 4, 4, 1), (128, 128, 6, 4, 2), (128, 128, 4, 4, 2),
+    (64, 256, 4, 4, 2), (64, 128, 6, 4, 2), (128, 64, 6, 4, 1),
+)  # fmt: skip
 
 #: Relative error in the Euclidean norm that is right for a type, copies in a graph, and runs that must agree.
 _ERROR = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -157,7 +161,7 @@ def choices_of(form: Any, target: Any, count: int, bulk_only: bool) -> list[Any]
     bulk = [
         choice
         for choice in bulk_choices(problem, device, 1 << 16)
-        if (choice.tile.columns, choice.tile.stages, choice.tile.bulk) in TILES
+        if (t := choice.tile) and (t.rows, t.columns, t.stages, t.bulk, t.turns) in TILES
     ]
     return [*used, *bulk]
 
@@ -320,16 +324,16 @@ def in_child(arguments: list[str], seconds: float, script: str = __file__) -> li
         [sys.executable, script, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    try:
-        out, errors = process.communicate(timeout=seconds)
-        failure = errors.strip().splitlines()[-1:] if process.returncode else []
-    except subprocess.TimeoutExpired:
-        process.kill()
+    out, failure = "", [f"stopped after {seconds:.0f} s"]
+    for wait in (seconds, 10.0):
         try:
-            out, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:  # the driver does not let it go
-            out = ""
-        failure = [f"stopped after {seconds:.0f} s"]
+            out, errors = process.communicate(timeout=wait)
+        except subprocess.TimeoutExpired:  # and again, where the driver does not let it go
+            process.kill()
+            continue
+        if process.returncode >= 0:
+            failure = errors.strip().splitlines()[-1:] if process.returncode else []
+        break
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     done = [row for row in rows if "starts" not in row]
     if failure:

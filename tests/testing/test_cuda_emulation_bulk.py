@@ -27,7 +27,9 @@ FEW = dataclasses.replace(DEVICES["sm_90"], multiprocessors=3)
 
 
 @functools.cache
-def made(dtype: str, batch: int, columns: int, stages: int, bulk: int):
+def made(
+    dtype: str, batch: int, columns: int, stages: int, bulk: int, rows: int = 128, warps: int = 8
+):
     """The kernel of a matrix product, and its source."""
 
     def build(builder, rows, weights):
@@ -39,7 +41,7 @@ def made(dtype: str, batch: int, columns: int, stages: int, bulk: int):
     wide = COLUMNS + 24 if bulk == 4 else COLUMNS
     shapes = ((*outer, ROWS, DEPTH), (*outer, wide, DEPTH))
     form = products(group_function(group_module(shapes, dtype, build)))
-    tile = BulkTile(128, columns, 64, 8, 1, 1, stages, bulk=bulk)
+    tile = BulkTile(rows, columns, 64, warps, 1, 1, stages, bulk=bulk, turns=8 // warps)
     func = bulk_kernel(form, tile, FEW)
     return func, cuda_source(func, TARGET)
 
@@ -53,6 +55,9 @@ CASES = {
     "interleaved": ("float16", 1, 64, 3, 4),
     "wide": ("float16", 1, 128, 4, 4),
     "batch": ("float16", 2, 96, 3, 1),
+    "turns": ("float16", 1, 64, 3, 4, 64, 4),
+    "turns of two instructions": ("float16", 1, 64, 3, 1, 128, 4),
+    "two instructions": ("float16", 1, 64, 3, 4, 256, 8),
 }
 
 
@@ -134,6 +139,20 @@ def test_a_wait_for_the_wrong_phase_is_caught():
     assert other != text
     with pytest.raises(RuntimeError, match="never ends"):
         run(func, source.replace(text, other))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_turn_that_nobody_waits_for_is_caught(backward):
+    """A parity tells no phase from the one after the next: the second group would take the first one's slots."""
+    func, source = made(*CASES["turns"])
+    with pytest.raises(RuntimeError, match=r"has waited|never ends|more than 4 times"):
+        run(func, broken(source, "tvmf_mbarrier_wait", 1), backward=backward)
+
+
+def test_a_turn_that_nobody_gives_is_caught():
+    func, source = made(*CASES["turns"])
+    with pytest.raises(RuntimeError, match="never ends: 4 of 4 arrivals"):
+        run(func, broken(source, "tvmf_mbarrier_arrive", 1))
 
 
 def test_a_copy_of_the_wrong_place_gives_wrong_values():

@@ -2,7 +2,9 @@
 
 Per tile of the output and step of 64 along the reduction: ``2 * 64 * (rows + columns)`` bytes come from the
 second-level cache, and ``2 * 64 * rows * columns`` operations are done; at 128x256 that is 85 operations a byte, at
-128x128 64. Two warpgroups multiply 64 rows each, and read the columns' tile each; one more warp starts the copies.
+128x128 64. Two warpgroups multiply, and one more warp starts the copies. The two share a tile, or they take *turns*:
+each has tiles of its own, and multiplies while the other stores. Sharing allows tiles twice as large, so fewer bytes;
+turns hide the epilogue, which matters where the reduction is short.
 
 The rates are those of `warpgroup_tiles`, with what a thread's own copies take left out: **a prediction that no
 measurement has confirmed**. Kernels of this kind are therefore no template's first choice; tuning may take one where
@@ -19,17 +21,25 @@ from ..devices import DeviceSpec
 from .tensor_tiles import Choice, Problem, Tile
 from .warpgroup_tiles import ALIGNMENT, ARCH, DEPTH, RATES, ROWS, WARPS
 
-#: Warpgroups that multiply, and threads of the one whose first thread starts the copies.
-CONSUMERS, PRODUCER_THREADS = 2, 128
+#: Warpgroups that multiply, accumulators of a thread at most, and threads of the warpgroup whose first thread starts
+#: the copies.
+CONSUMERS, SUMS, PRODUCER_THREADS = 2, 128, 128
 
 #: Registers of a thread that multiplies and of one that copies (``setmaxnreg``, multiples of 8): 256 and 128 of them
 #: fit a multiprocessor's 65536.
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40
 
-#: Bytes of a barrier in shared memory; a stage has two.
+#: Bytes of a barrier in shared memory; a stage has two, and a turn one.
 BARRIER_BYTES = 8
 
 _COLUMNS, _STAGES, _GROUPS = (64, 96, 128, 192, 256), (3, 4, 5, 6), (1, 4)
+#: Rows of a tile and warps that share them, by how many take turns.
+_ROWS = (
+    (1, ROWS * CONSUMERS, WARPS * CONSUMERS),
+    (1, 2 * ROWS * CONSUMERS, WARPS * CONSUMERS),
+    (2, ROWS, WARPS),
+    (2, 2 * ROWS, WARPS),
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -40,33 +50,48 @@ class BulkTile(Tile):
     ----------
     bulk : int
         Column fragments that are interleaved, so that a lane has so many pairs of neighbouring columns: 1 or 4.
+    turns : int
+        How many groups of ``threads`` a block has, each with tiles of its own: 1 or 2.
     """
 
     warpgroup: bool = True
     bulk: int = 4
+    turns: int = 1
+
+    @property
+    def consumers(self) -> int:
+        """Threads of a block that multiply."""
+        return self.threads * self.turns
 
     @property
     def block_threads(self) -> int:
         """Threads of a block, with those that copy."""
-        return self.threads + PRODUCER_THREADS
+        return self.consumers + PRODUCER_THREADS
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return self.rows * self.columns // self.threads
 
     def ring_bytes(self, problem: Problem) -> int:
         """Shared memory of all tiles of the operands, and of their barriers."""
-        return super().ring_bytes(problem) + 2 * BARRIER_BYTES * self.stages
+        return super().ring_bytes(problem) + BARRIER_BYTES * (2 * self.stages + self.turns)
 
     def grid(self, problem: Problem, device: DeviceSpec) -> int:
         """Thread blocks, each of which takes tiles until none is left."""
-        return min(self.blocks(problem), device.multiprocessors)
+        return min(-(-self.blocks(problem) // self.turns), device.multiprocessors)
 
 
 @functools.cache
 def all_tiles() -> tuple[BulkTile, ...]:
     """Every tile that any problem may take."""
-    rows, warps = ROWS * CONSUMERS, WARPS * CONSUMERS
-    return tuple(
-        BulkTile(rows, columns, DEPTH, warps, 1, 1, stages, bulk=bulk)
-        for columns, stages, bulk in itertools.product(_COLUMNS, _STAGES, _GROUPS)
+    found = (
+        BulkTile(rows, columns, DEPTH, warps, 1, 1, stages, bulk=bulk, turns=turns)
+        for (turns, rows, warps), columns, stages, bulk in itertools.product(
+            _ROWS, _COLUMNS, _STAGES, _GROUPS
+        )
     )
+    return tuple(tile for tile in found if tile.sums <= SUMS)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,6 +121,8 @@ def fits(problem: Problem, device: DeviceSpec, tile: BulkTile) -> bool:
     """Whether a tile is possible for a problem, and worth a look."""
     if tile.columns >= 2 * max(problem.columns, _COLUMNS[0]) or problem.rows <= ROWS // 2:
         return False
+    if tile.rows >= 2 * max(problem.rows, ROWS * CONSUMERS):
+        return False
     if tile.shared_bytes(problem) + ALIGNMENT > device.shared_memory_per_block_optin:
         return False
     if tile.bulk > 1 and problem.columns % (8 * tile.bulk):
@@ -107,17 +134,20 @@ def predict(problem: Problem, device: DeviceSpec, tile: BulkTile) -> float:
     """Predicted time of one tile in microseconds, launch included."""
     (depth,) = problem.depths
     steps = -(-depth // tile.depth)
+    # So many tiles one after the other; two groups of a block have half of its rate each.
     share = -(-tile.blocks(problem) // tile.grid(problem, device))
     work = steps * tile.depth * tile.rows * tile.columns
     copied = steps * tile.stage_bytes(problem)
-    read = 2 * steps * tile.depth * (tile.rows + CONSUMERS * tile.columns)
-    sums = tile.columns // 2
+    again = tile.rows // ROWS  # each instruction reads the columns
+    read = 2 * steps * tile.depth * (tile.rows + again * tile.columns)
     p = RATES.overlap + RATES.together  # one warp copies while others multiply
     busy = (
         (work / RATES.products) ** p
         + ((read + copied) / RATES.shared) ** p
         + (copied / RATES.cache) ** p
     ) ** (1 / p)
-    each = max(busy, steps * RATES.latency / (tile.stages - 1)) + sums * RATES.store
-    cycles = RATES.start + RATES.latency + share * each
+    each = max(busy, steps * RATES.latency / (tile.stages - 1))
+    store = tile.sums * RATES.store
+    stored = share if tile.turns == 1 else 1  # others hide behind the other group's products
+    cycles = RATES.start + RATES.latency + share * each + stored * store
     return cycles / RATES.clock

@@ -8,6 +8,11 @@ but for data or for room, and the copies of a tile run while the tile before it 
 
 A slot's use number ``n`` (0, 1, …, over all tiles of the block) has the parity ``n // stages % 2``; the producer's
 first wait for each slot asks for the phase before the first one, which counts as over.
+
+Where the consumers take turns, each multiplies tiles of its own, one after the other: a parity tells a phase from the
+next one only, so nobody may wait for a slot while a use before the last one is to come. A third kind of barrier, one
+for each of the two, says whose turn it is; a turn ends when all copies of its tile have arrived, and while the other
+one multiplies, this one stores.
 """
 
 from __future__ import annotations
@@ -135,13 +140,12 @@ class _BulkBody:
         self.stage_bytes = tile.stage_bytes(problem)
         self.tiles = tile.blocks(problem)
         self.steps = -(-form.anchors[0].depth // DEPTH)
+        self.fragments = tile.rows // tile.warp_rows // (ROWS // WARPS)
         size = tile.shared_bytes(problem)
         self.shared = IRBuilder.name("shared", T.alloc_buffer((size,), "uint8", scope="shared.dyn"))
         aligned = call("tvmf_to_1024", self.shared.data, result="int32")
         self.base = keep(aligned, "base")
-        self.sums = IRBuilder.name(
-            "sums", T.alloc_buffer((tile.columns // 2,), "float32", scope="local")
-        )
+        self.sums = IRBuilder.name("sums", T.alloc_buffer((tile.sums,), "float32", scope="local"))
 
     def emit(self) -> None:
         """Emit everything."""
@@ -150,16 +154,18 @@ class _BulkBody:
             for stage in range(tile.stages):
                 number = integer(stage)
                 T.evaluate(call("tvmf_mbarrier_init", at, self._full(number), 1))
-                warps = tile.warp_rows * tile.warp_columns
-                T.evaluate(call("tvmf_mbarrier_init", at, self._empty(number), warps))
+                T.evaluate(call("tvmf_mbarrier_init", at, self._empty(number), tile.warp_rows))
+            for group in range(tile.turns if tile.turns > 1 else 0):
+                place = self._turn(integer(group))
+                T.evaluate(call("tvmf_mbarrier_init", at, place, tile.warp_rows))
             T.evaluate(call("tvmf_mbarrier_fence"))
         T.evaluate(call("tvmf_let_next_start"))
         T.evaluate(call("tvmf_barrier"))
         T.evaluate(call("tvmf_wait_for_previous"))
-        with T.If(self.thread >= integer(tile.threads)):
+        with T.If(self.thread >= integer(tile.consumers)):
             with T.Then():
                 T.evaluate(registers("dec", PRODUCER_REGISTERS))
-                with T.If(self.thread.equal(integer(tile.threads))), T.Then():
+                with T.If(self.thread.equal(integer(tile.consumers))), T.Then():
                     self._produce()
             with T.Else():
                 T.evaluate(registers("inc", CONSUMER_REGISTERS))
@@ -174,16 +180,19 @@ class _BulkBody:
     def _empty(self, stage) -> tirx.PrimExpr:
         return self._full(stage) + integer(BARRIER_BYTES * self.tile.stages)
 
+    def _turn(self, group) -> tirx.PrimExpr:
+        return self._full(integer(2 * self.tile.stages)) + group * integer(BARRIER_BYTES)
+
     def _slot(self, number) -> tuple:
         """The slot of a use, and the parity of the phase that completes it."""
         stages = integer(self.tile.stages)
         stage = keep(number % stages, "stage")
         return stage, number // stages % integer(2)
 
-    def _own_tiles(self):
-        """The loop over this block's tiles: their number among them."""
-        count = (integer(self.tiles + self.grid - 1) - self.block) // integer(self.grid)
-        return T.serial(0, count)
+    @property
+    def count(self) -> tirx.PrimExpr:
+        """Tiles of this block."""
+        return (integer(self.tiles + self.grid - 1) - self.block) // integer(self.grid)
 
     def _place(self, turn) -> tuple:
         """Row and column of tiles, and the batch, of a block's tile."""
@@ -206,7 +215,7 @@ class _BulkBody:
         for side_map in self.maps:
             T.evaluate(call("tvmf_map_prefetch", side_map))
         nbytes = sum(side.nbytes for side in self.sides)
-        with self._own_tiles() as turn:
+        with T.serial(0, self.count) as turn:
             row, column, batch = self._place(turn)
             with T.serial(0, self.steps) as step:
                 stage, parity = self._slot(turn * integer(self.steps) + step)
@@ -223,52 +232,86 @@ class _BulkBody:
     # -- the warps that multiply ------------------------------------------------------------------
 
     def _consume(self) -> None:
-        tile, sums = self.tile, self.sums
-        warp = self.thread // integer(32)
+        tile, sums, turns = self.tile, self.sums, self.tile.turns
         lane = keep(self.thread % integer(32), "lane")
-        with self._own_tiles() as turn:
+        warp = self.thread // integer(32)
+        group = keep(warp // integer(tile.warp_rows), "group") if turns > 1 else integer(0)
+        warp = keep(warp % integer(tile.warp_rows), "warp")
+        own = (self.count + integer(turns - 1) - group) // integer(turns)
+        with T.serial(0, own) as time:
+            turn = time * integer(turns) + group
             row, column, batch = self._place(turn)
-            with T.unroll(0, int(sums.shape[0])) as number:
+            with T.unroll(0, tile.sums) as number:
                 T.buffer_store(sums, tirx.const(0, "float32"), [number])
-            first = turn * integer(self.steps)
-            with T.serial(0, self.steps) as step:
-                stage, parity = self._slot(first + step)
-                wait = call("tvmf_mbarrier_wait", self.shared.data, self._full(stage), parity)
-                T.evaluate(wait)
-                self._multiply(stage, warp // integer(WARPS))
-                T.evaluate(call("tvmf_wgmma_keep_1"))
-                with T.If(step > integer(0)), T.Then():
-                    self._free(first + step - integer(1), lane)
-            T.evaluate(call(f"tvmf_wgmma_wait_{tile.columns}", sums.ptr_to([0])))
-            self._free(first + integer(self.steps - 1), lane)
+            if turns > 1:
+                # The first turn of the first group is its own from the beginning.
+                parity = (time + integer(1) - group) % integer(2)
+                place = self._turn(group)
+                T.evaluate(call("tvmf_mbarrier_wait", self.shared.data, place, parity))
+            last = self._multiply_all(turn * integer(self.steps), warp, lane)
+            if turns > 1:
+                self._arrive(self._turn(integer(1) - group), lane)
+            T.evaluate(call(f"tvmf_wgmma_wait_{2 * tile.sums}", sums.ptr_to([0])))
+            self._free(last, lane)
             zero = integer(0)
             place = Place(self.thread, lane, warp, zero, zero, row, column, batch)
-            group = tile.bulk if self.sides[1].operand.may_interleave(tile.bulk) else 1
-            Epilogue(self.form, tile, place, [sums], self.shared, self.views, group).emit()
+            interleaved = tile.bulk if self.sides[1].operand.may_interleave(tile.bulk) else 1
+            _Epilogue(self.form, tile, place, [sums], self.shared, self.views, interleaved).emit()
+
+    def _multiply_all(self, first, warp, lane) -> tirx.PrimExpr:
+        """Start the multiplications of all steps of a tile; return the number of the last one's use of a slot."""
+        with T.serial(0, self.steps) as step:
+            stage, parity = self._slot(first + step)
+            T.evaluate(call("tvmf_mbarrier_wait", self.shared.data, self._full(stage), parity))
+            self._multiply(stage, warp // integer(WARPS))
+            T.evaluate(call("tvmf_wgmma_keep_1"))
+            with T.If(step > integer(0)), T.Then():
+                self._free(first + step - integer(1), lane)
+        return first + integer(self.steps - 1)
 
     def _multiply(self, stage, warpgroup) -> None:
-        """Start the multiplication of one tile."""
+        """Start the multiplication of one step."""
         kind = OPERAND_TYPES[self.form.anchors[0].rows.dtype][0]
-        shared = self.shared.data
+        shared, columns_of = self.shared.data, self.tile.columns
         slot = self.base + stage * integer(self.stage_bytes)
-        lines = slot + warpgroup * integer(2 * DEPTH * ROWS)
+        lines = slot + warpgroup * integer(2 * DEPTH * ROWS * self.fragments)
         rows = keep(call("tvmf_wgmma_descriptor", shared, lines, result="uint64"), "rows")
         second = slot + integer(self.sides[0].nbytes)
         columns = keep(call("tvmf_wgmma_descriptor", shared, second, result="uint64"), "columns")
         T.evaluate(call("tvmf_wgmma_fence"))
         for k in range(DEPTH // 16):
-            # Descriptors count units of 16 bytes; an instruction takes 32 of a line.
-            shift = tirx.const(2 * k, "uint64")
-            name = f"tvmf_wgmma_{kind}_{self.tile.columns}"
-            T.evaluate(call(name, self.sums.data, 0, rows + shift, columns + shift))
+            for fragment in range(self.fragments):
+                # Descriptors count units of 16 bytes; an instruction takes 32 of a line.
+                skipped = 2 * k + 2 * DEPTH * ROWS // 16 * fragment
+                left = rows + tirx.const(skipped, "uint64")
+                right = columns + tirx.const(2 * k, "uint64")
+                name, target = f"tvmf_wgmma_{kind}_{columns_of}", fragment * columns_of // 2
+                T.evaluate(call(name, self.sums.data, target, left, right))
         T.evaluate(call("tvmf_wgmma_commit"))
 
     def _free(self, number, lane) -> None:
         """Say that this warp has read a slot."""
+        stage, _ = self._slot(number)
+        self._arrive(self._empty(stage), lane)
+
+    def _arrive(self, barrier, lane) -> None:
+        """Arrive at a barrier, once for the warp."""
         T.evaluate(call("tvmf_warp_barrier"))
         with T.If(lane.equal(integer(0))), T.Then():
-            stage, _ = self._slot(number)
-            T.evaluate(call("tvmf_mbarrier_arrive", self.shared.data, self._empty(stage)))
+            T.evaluate(call("tvmf_mbarrier_arrive", self.shared.data, barrier))
+
+
+class _Epilogue(Epilogue):
+    """Emits the stores: each instruction of a warpgroup has 64 rows, 16 of them in a warp."""
+
+    def _unit_place(self, number) -> tuple:
+        fragment, half, group = self._where(number)
+        fragments = self.tile.rows // self.tile.warp_rows // (ROWS // WARPS)
+        warp, place = self.place.warp_row, self.place
+        first = warp // integer(WARPS) * integer(ROWS * fragments)
+        within = warp % integer(WARPS) * integer(ROWS // WARPS)
+        line = first + within + integer(ROWS * fragment + 8 * half)
+        return line + place.lane // integer(4), group
 
 
 def _coordinate(axis: Axis, step, first, batch: dict) -> tirx.PrimExpr:

@@ -42,10 +42,13 @@ def product(tensor, rows: int, depth: int, columns: int, dtype: str = "float16",
     return tensor.function(feed_forward, *shapes, dtype=dtype, constants=constants)
 
 
-def kernel(function, columns: int, stages: int, bulk: int, device=FEW):
+def kernel(
+    function, columns: int, stages: int, bulk: int, device=FEW, rows: int = 128, turns: int = 1
+):
     """The kernel of a tile."""
     form, packed = pack(products(function.func), set(function.constants))
-    made = bulk_kernel(form, BulkTile(128, columns, 64, 8, 1, 1, stages, bulk=bulk), device)
+    tile = BulkTile(rows, columns, 64, 8 // turns, 1, 1, stages, bulk=bulk, turns=turns)
+    made = bulk_kernel(form, tile, device)
     made = made.without_attr("global_symbol")
     return made.with_attr(PACKED, packed) if packed else made
 
@@ -72,10 +75,12 @@ def test_values(tensor, shape, tile, dtype):
 def test_values_of_random_shapes(tensor, seed):
     draw = random.Random(seed)
     shape = draw.randint(1, 300), 8 * draw.randint(2, 40), 8 * draw.randint(1, 40)
-    columns = draw.choice([64, 96, 128, 192, 256])
+    rows, turns = draw.choice([(128, 1), (256, 1), (64, 2), (128, 2)])
+    most = 128 * 128 * 2 // turns // rows
+    columns = draw.choice([c for c in (64, 96, 128, 192, 256) if c <= most])
     bulk = 4 if shape[2] % 32 == 0 else 1
     function = product(tensor, *shape, dtype=draw.choice(["float16", "bfloat16"]))
-    made = kernel(function, columns, 3, bulk)
+    made = kernel(function, columns, 3, bulk, FEW, rows, turns)
     tensor.check(function, made, arch="sm_90a")
 
 
@@ -145,10 +150,13 @@ def test_other_functions_are_left_alone(tensor, case):
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("columns", [128, 256])
-def test_nothing_spills_and_the_chips_own_instructions_are_there(tensor, columns):
+@pytest.mark.parametrize(
+    ("rows", "columns", "turns"),
+    [(128, 128, 1), (128, 256, 1), (256, 128, 1), (128, 128, 2), (64, 256, 2)],
+)
+def test_nothing_spills_and_the_chips_own_instructions_are_there(tensor, rows, columns, turns):
     function = product(tensor, 512, 512, 512)
-    made = kernel(function, columns, 4, 4, DEVICE)
+    made = kernel(function, columns, 4, 4, DEVICE, rows, turns)
     used = tensor.resources(made, "sm_90a")
     # What 384 threads have at the start; setmaxnreg divides it anew.
     assert used.registers == 168
