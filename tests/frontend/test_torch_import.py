@@ -118,6 +118,40 @@ def test_sizes_that_do_not_fit(shape, message):
         frontend.load(program, shape=shape)
 
 
+class Scaled(torch.nn.Module):
+    """Takes more than tensors, as many models of language do: an optional mask, a flag, a factor."""
+
+    def forward(self, x, mask=None, factor=1, flag=False, *, bias=None):
+        x = x if mask is None else x + mask
+        return (x * factor if flag else x) + (0 if bias is None else bias)
+
+
+def test_inputs_that_are_no_tensors_are_part_of_the_program(run_module):
+    x, bias = torch.randn(4, 3), torch.randn(4, 3)
+    program = torch.export.export(Scaled(), (x, None, 3, True), {"bias": bias})
+    mod = frontend.load(program)
+    assert [param.name for param in mod["main"].params] == ["x", "bias"]
+    (got,) = run_module(mod, x.numpy(), bias.numpy())
+    np.testing.assert_allclose(got, (3 * x + bias).numpy(), rtol=1e-5)
+
+
+def test_sizes_beside_inputs_that_are_no_tensors(run_module):
+    sizes = ({0: torch.export.Dim("batch", min=2, max=16)}, None, None, None)
+    program = torch.export.export(
+        Scaled(), (torch.randn(4, 3), None, 3, True), dynamic_shapes=sizes
+    )
+    mod = frontend.load(program, shape={"x": (5, 3)})
+    x = torch.randn(5, 3)
+    np.testing.assert_allclose(run_module(mod, x.numpy())[0], 3 * x.numpy(), rtol=1e-5)
+
+
+def test_numbers_that_vary_are_named():
+    sizes = (None, None, torch.export.Dim.DYNAMIC, None)
+    program = torch.export.export(Scaled(), (torch.randn(4), None, 3, True), dynamic_shapes=sizes)
+    with pytest.raises(UnsupportedOperatorError, match="input 'factor' of the program is not a"):
+        frontend.load(program)
+
+
 def test_missing_operators_are_named():
     class Fft(torch.nn.Module):
         def forward(self, x):

@@ -199,7 +199,13 @@ def test_places_of_infinities_and_nan(agrees):
     x = torch.tensor([[-np.inf] * 3, [np.inf] * 3, [0.0, np.nan, 1.0], [np.nan, np.inf, np.nan]])
     agrees([lambda x: torch.argmax(x, 1), lambda x: torch.argmin(x, 1)], x, compiled=True)
     agrees(
-        [lambda x: 0.0 * x, lambda x: functional.relu(x), lambda x: x.amax(1), lambda x: x.amin(1)],
+        [
+            torch.log1p,
+            lambda x: 0.0 * x,
+            lambda x: functional.relu(x),
+            lambda x: x.amax(1),
+            lambda x: x.amin(1),
+        ],
         x,
         compiled=True,
     )
@@ -281,9 +287,113 @@ def test_views(agrees):
     agrees(VIEWS, image(4, 6))
 
 
+def _assigned(x, key, value):
+    x = x.clone()
+    x[key] = value
+    return x
+
+
+TWO = torch.tensor([-1, 1])
+SEVERAL = slice(None)
+PUTS = [
+    lambda x, v: x.index_put((TWO,), v[:2, :4, :5]),
+    lambda x, v: x.index_put((torch.tensor([0, 0, -3]),), v[0, 0, :5], accumulate=True),
+    lambda x, v: _assigned(x, (SEVERAL, TWO), v[:3, :2, :5]),
+    lambda x, v: _assigned(x, (SEVERAL, TWO), 2.5),
+    lambda x, v: _assigned(x, (SEVERAL, SEVERAL, TWO), v[:3, :4, 0:1]),
+    lambda x, v: _assigned(x, (SEVERAL, torch.tensor([[0], [-1]]), TWO), v[:3, :2, :2]),
+    lambda x, v: _assigned(x, (TWO, SEVERAL, torch.tensor([3, -4])), v[:2, :4, 0]),
+    lambda x, v: _assigned(x, (TWO, TWO, TWO), v[0, 0, :2]),
+    lambda x, v: _assigned(x, x < 0, 0.5),
+    lambda x, v: _assigned(x, x[:, :, 0] < 0, v[0, 0, 0]),
+    lambda x, v: _assigned(x > 0, (SEVERAL, 1), v[0, 0, :5] > 0),
+    lambda x, v: torch.index_add(x, 1, torch.tensor([2, 2]), v[:3, :2, :5]),
+    lambda x, v: torch.index_copy(x, -1, TWO + 1, v[:3, :4, :2]),
+    lambda x, v: torch.index_fill(x, 0, TWO + 1, 3.0),
+    lambda x, v: functional.fold(v.reshape(1, 12, 20)[:, :, :6], (3, 4), 2),
+]
+
+
+def test_puts(agrees):
+    """TVM's converter wants an index for each axis, and broadcasts those of unlike ranks wrongly."""
+    agrees(PUTS, image(3, 4, 5), image(4, 6, 10), compiled=True)
+
+
+DIVISIONS = [
+    lambda x, y: x // y,
+    lambda x, y: x % y,
+    lambda x, y: torch.fmod(x, y),
+    lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    lambda x, y: x // 0.1,
+    lambda x, y: 7 % y,
+    lambda x, y: torch.hypot(x, y),
+    lambda x, y: x.long() // 3 + x.long() % 5,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_divisions(agrees, dtype):
+    """A quotient that rounds to a whole number is not its floor: 1.0 // 0.1 is 9."""
+    values = [1.0, 2, 0.3, 0.6, -0.9, 5, 0, -7.3, 3e4, 0.1, -0.1, 0.2]
+    x = torch.tensor(values, dtype=dtype).repeat(len(values))
+    y = torch.tensor(values, dtype=dtype).repeat_interleave(len(values))
+    agrees(DIVISIONS, x, y, compiled=True, rtol=1e-3 if dtype is torch.float16 else 1e-5)
+    special = torch.tensor([np.inf, -np.inf, np.nan, 1.0, -2.0, 0.0], dtype=dtype)
+    agrees(
+        [*DIVISIONS[:4], torch.hypot],
+        special.repeat(6),
+        special.repeat_interleave(6),
+        compiled=True,
+    )
+
+
+POWERS = [
+    lambda x, n: x**2 + x**3.0 + x.abs() ** 0.5,
+    lambda x, n: (n**2, n**3, n**0, 2 ** n.abs(), 1.5**n),
+    lambda x, n: (torch.pow(n, 2.0), n**-1.5, x**n, n.abs() ** x),
+]
+
+
+def test_powers(agrees):
+    """Of an integer and a fraction PyTorch takes floats."""
+    agrees(POWERS, image(4), torch.tensor([1, 3, 2, 5]), compiled=True)
+
+
+SHIFTS = [
+    lambda n, m: (n << 2, n >> 1, n << m, n >> m),
+    lambda n, m: (n >> 40, n << 40, torch.bitwise_left_shift(n, m + 40)),
+    lambda n, m: (n.to(torch.uint8) >> 3, n.to(torch.int8) << 9),
+]
+
+
+def test_shifts(agrees):
+    """LLVM leaves shifts by as many bits as there are undefined."""
+    counts = torch.tensor([0, 1, 31, 32, 33, -1], dtype=torch.int32)
+    agrees(SHIFTS, torch.tensor([-7, 5, -1, -9, 3, 8], dtype=torch.int32), counts, compiled=True)
+
+
+def test_transposed_convolutions(agrees):
+    functions = [
+        lambda x, w, b: functional.conv_transpose1d(x[:, :, 0, 0], w[:, :, 0, 0], b, 3, 1, 2, 2),
+        lambda x, w, b: functional.conv_transpose2d(x[:, :, 0], w[:, :, 0], b, 2, 1, 1, 2, 2),
+        lambda x, w, b: functional.conv_transpose3d(x, w, b, (2, 1, 2), 1, (1, 0, 1), 2, (2, 1, 1)),
+        lambda x, w, b: functional.conv_transpose3d(x[0], w),
+    ]
+    inputs = image(1, 4, 3, 4, 4), image(4, 2, 2, 3, 3), image(4)
+    agrees(functions, *inputs, rtol=1e-4, atol=1e-5, compiled=True)
+
+
+@pytest.mark.parametrize("number", [None, 3, 2.5])
+def test_results_that_are_no_tensors_are_named(number):
+    program = torch.export.export(Calls(lambda x: x + 1, lambda x: number), (image(2),))
+    with pytest.raises(UnsupportedOperatorError, match=f"output 1 of the program is {number}, not"):
+        frontend.load(program)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
+        (lambda x: _assigned(x, x > 0, x[x > 0]), "truth values"),
         (lambda x: x + torch.rand_like(x), "random numbers"),
         (lambda x: functional.dropout(x, 0.5, training=True), "random numbers"),
         (lambda x: functional.adaptive_max_pool2d(x, 3), "windows of one size"),

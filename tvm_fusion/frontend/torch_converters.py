@@ -27,10 +27,12 @@ from .torch_arguments import (
     result_dtype,
     seen_as,
 )
+from .torch_division import DIVISIONS
 from .torch_functions import FUNCTIONS
 from .torch_order import ORDER
 from .torch_pooling import POOLS
 from .torch_resize import RESIZES
+from .torch_scatter import SCATTERS
 from .torch_views import VIEWS
 
 Operator = Callable[[ir.Expr, ir.Expr], ir.Expr]
@@ -100,21 +102,6 @@ def _comparison(operator: Operator) -> Converter:
         return emit(operator(left, right))
 
     return convert
-
-
-def _divide_with_mode(importer: Importer, node: fx.Node) -> ir.Expr:
-    """``div`` with rounding mode None, "floor" or "trunc"."""
-    emit, dtype = importer.block_builder.emit, result_dtype(node)
-    left, right = _operands(importer, node, dtype)
-    mode = Arguments(importer.env, node)["rounding_mode"]
-    if mode == "floor":
-        if dtype.startswith(("float", "bfloat")):
-            return emit(relax.op.floor(emit(relax.op.divide(left, right))))
-        return emit(relax.op.floor_divide(left, right))
-    quotient = emit(relax.op.divide(left, right))  # of integers: rounded towards zero
-    if mode == "trunc" and dtype.startswith(("float", "bfloat")):
-        return emit(relax.op.trunc(quotient))
-    return quotient
 
 
 def _clamp(importer: Importer, node: fx.Node) -> ir.Expr:
@@ -263,8 +250,9 @@ def _log1p(importer: Importer, node: fx.Node) -> ir.Expr:
     small = emit(op.equal(u, one))
     rest = emit(op.where(small, one, emit(op.subtract(u, one))))
     infinite = emit(op.isinf(u))
-    scaled = emit(op.multiply(x, emit(op.divide(emit(op.log(u)), rest))))
-    return emit(op.where(small, x, emit(op.where(infinite, u, scaled))))
+    log = emit(op.log(u))
+    scaled = emit(op.multiply(x, emit(op.divide(log, rest))))
+    return emit(op.where(small, x, emit(op.where(infinite, log, scaled))))
 
 
 def _refusal(reason: str) -> Converter:
@@ -299,9 +287,7 @@ _COMPARISONS: dict[str, Operator] = {
 CONVERTERS: dict[str, Converter] = {
     **{f"{name}.{kind}": _arithmetic(op) for name, op in _ARITHMETIC.items() for kind in ("Tensor", "Scalar")},
     **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in ("Tensor", "Scalar")},
-    **{f"remainder.{kind}": _arithmetic(relax.op.floor_mod) for kind in ("Tensor", "Scalar")},
     **{f"rsub.{kind}": _reversed_subtract for kind in ("Tensor", "Scalar")},
-    **{f"div.{kind}_mode": _divide_with_mode for kind in ("Tensor", "Scalar")},
     "maximum.default": _arithmetic(relax.op.maximum),
     "minimum.default": _arithmetic(relax.op.minimum),
     "atan2.default": _arithmetic(relax.op.atan2),
@@ -332,11 +318,13 @@ CONVERTERS: dict[str, Converter] = {
     **{name: _refusal(_TRAINING) for name in (
         "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default",
     )},
+    **DIVISIONS,
     **VIEWS,
     **POOLS,
     **RESIZES,
     **FUNCTIONS,
     **ORDER,
+    **SCATTERS,
 }  # fmt: skip
 
 

@@ -111,7 +111,9 @@ def _hypotenuse(importer: Importer, node: fx.Node) -> ir.Expr:
     safe = emit(op.where(emit(op.greater(large, zero)), large, one))
     ratio = emit(op.divide(small, safe))
     root = emit(op.sqrt(emit(op.add(one, emit(op.multiply(ratio, ratio))))))
-    return emit(op.where(emit(op.isinf(large)), large, emit(op.multiply(large, root))))
+    length = emit(op.multiply(large, root))
+    infinite = emit(op.logical_or(emit(op.isinf(a)), emit(op.isinf(b))))  # were the other leg NaN
+    return emit(op.where(infinite, relax.const(math.inf, dtype), length))
 
 
 def _is_negative(importer: Importer, x: ir.Expr) -> ir.Expr:
@@ -161,31 +163,6 @@ def _extreme_with_place(
     return convert
 
 
-#: Name of the reduction in Relax and its neutral element.
-_SCATTERED = {
-    "sum": ("add", 0.0), "prod": ("mul", 1.0), "amax": ("max", -math.inf), "amin": ("min", math.inf),
-}  # fmt: skip
-
-
-def _scatter(importer: Importer, node: fx.Node) -> ir.Expr:
-    """``scatter_add`` and ``scatter_reduce``; without the tensor's own values these are neutral where one comes."""
-    builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    emit, op, x, axis = builder.emit, relax.op, arguments["self"], arguments["dim"]
-    index, source, dtype = arguments["index"], arguments["src"], result_dtype(node)
-    sizes = static_dims(arguments.fake("index"))
-    kind = arguments["reduce"] if "reduce" in arguments else "sum"
-    if kind not in _SCATTERED or "float" not in dtype or not sizes:
-        raise NotImplementedError(f"scattering of {dtype} by {kind} is not supported")
-    if sizes != static_dims(arguments.fake("src")):
-        axes = list(range(len(sizes)))
-        source = emit(op.strided_slice(source, axes, [0] * len(sizes), sizes))
-    reduction, neutral = _SCATTERED[kind]
-    if "include_self" in arguments and not arguments["include_self"]:
-        start = emit(op.full(sizes, relax.const(neutral, dtype), dtype))
-        x = emit(op.scatter_elements(x, index, start, axis, "update"))
-    return emit(op.scatter_elements(x, index, source, axis, reduction))
-
-
 def _grid_sample(importer: Importer, node: fx.Node) -> ir.Expr:
     """``grid_sampler``; TVM wants the coordinates as an axis before the places."""
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
@@ -217,6 +194,50 @@ def _adaptive_max_pool(importer: Importer, node: fx.Node) -> tuple[ir.Expr, None
     return (builder.emit(relax.op.squeeze(value, [0])) if len(before) == 3 else value), None
 
 
+def _shift(left: bool) -> Converter:
+    """``<<`` and ``>>``; by counts outside of the type's bits to zero, or to the sign, which LLVM leaves undefined."""
+
+    def convert(importer: Importer, node: fx.Node) -> ir.Expr:
+        builder, arguments = importer.block_builder, Arguments(importer.env, node)
+        emit, op, dtype = builder.emit, relax.op, result_dtype(node)
+        if "int" not in dtype:
+            raise NotImplementedError(f"shifts of {dtype} are not supported")
+        x, count = (in_dtype(builder, arguments[name], dtype) for name in ("self", "other"))
+        bits = int(dtype.lstrip("uint"))
+        most = bits - 1 if dtype.startswith("int") and not left else bits
+        zero = relax.const(0, dtype)
+        outside = op.logical_or(
+            emit(op.less(count, zero)), emit(op.greater_equal(count, relax.const(most, dtype)))
+        )
+        outside = emit(outside)
+        inside = emit(op.where(outside, zero, count))
+        if left:
+            return emit(op.where(outside, zero, emit(op.left_shift(x, inside))))
+        sign = (
+            emit(op.where(emit(op.less(x, zero)), relax.const(-1, dtype), zero))
+            if most < bits
+            else zero
+        )
+        return emit(op.where(outside, sign, emit(op.right_shift(x, inside))))
+
+    return convert
+
+
+def _convolution(importer: Importer, node: fx.Node) -> ir.Expr:
+    """``convolution``; of TVM's converter only the transposed one of three dimensions is missing."""
+    arguments = Arguments(importer.env, node)
+    x, weight, bias = (arguments[name] for name in ("input", "weight", "bias"))
+    if not arguments["transposed"] or int(x.ty.ndim) != 5:
+        return importer.stock["convolution.default"](node)
+    emit, op = importer.block_builder.emit, relax.op
+    y = op.nn.conv3d_transpose(
+        x, weight, arguments["stride"], arguments["padding"], arguments["output_padding"], arguments["dilation"],
+        arguments["groups"],
+    )  # fmt: skip
+    y = emit(y)
+    return y if bias is None else emit(op.add(y, emit(op.reshape(bias, [1, -1, 1, 1, 1]))))
+
+
 #: Converters by the name of the ATen overload.
 FUNCTIONS: dict[str, Converter] = {
     **{f"var_mean.{kind}": _variance_and_mean for kind in ("correction", "dim", "default")},
@@ -233,9 +254,12 @@ FUNCTIONS: dict[str, Converter] = {
     "where.self": _where,
     "max.dim": _extreme_with_place(relax.op.max, relax.op.argmax),
     "min.dim": _extreme_with_place(relax.op.min, relax.op.argmin),
-    "scatter_add.default": _scatter,
-    "scatter_reduce.two": _scatter,
     "grid_sampler_2d.default": _grid_sample,
     "grid_sampler_3d.default": _grid_sample,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
-}
+    "convolution.default": _convolution,
+    **{f"{name}.{kind}": _shift(True) for name in ("__lshift__", "bitwise_left_shift")
+       for kind in ("Scalar", "Tensor", "Tensor_Scalar")},
+    **{f"{name}.{kind}": _shift(False) for name in ("__rshift__", "bitwise_right_shift")
+       for kind in ("Scalar", "Tensor", "Tensor_Scalar")},
+}  # fmt: skip

@@ -23,6 +23,7 @@ from .torch_program import (
     agreeing,
     decomposed,
     decomposed_further,
+    of_tensors,
     operators_of,
     source_name,
 )
@@ -66,7 +67,7 @@ def _converted(program: torch.export.ExportedProgram) -> tvm.IRModule:
     importer = _NamedImporter()
     importer.refuse_unknown(program.graph)
     try:
-        mod = importer.from_exported_program(program, False, True, False, None)
+        mod = importer.from_exported_program(of_tensors(program), False, True, False, None)
     except _CONVERTER_ERRORS as error:
         if importer.block_builder is not None:
             abandon(importer.block_builder)

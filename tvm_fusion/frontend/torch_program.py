@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    OutputKind,
+    TensorArgument,
+)
 
 from ..compat import BlockBuilder, ir, relax, tirx
 from ..errors import UnsupportedOperatorError
@@ -94,6 +100,7 @@ def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
                     f"torch cannot decompose the program into core operators: {first_line(str(error))}"
                 ) from error
     _refuse_state(program)
+    _refuse_numbers(program)
     return program
 
 
@@ -107,6 +114,16 @@ def _refuse_state(program: torch.export.ExportedProgram) -> None:
             )
 
 
+def _refuse_numbers(program: torch.export.ExportedProgram) -> None:
+    """Results that are no tensors have no place among a compiled model's."""
+    for number, spec in enumerate(program.graph_signature.output_specs):
+        if spec.kind is OutputKind.USER_OUTPUT and not isinstance(spec.arg, TensorArgument):
+            what = "a size" if spec.arg.name else repr(getattr(spec.arg, "value", spec.arg))
+            raise UnsupportedOperatorError(
+                f"output {number} of the program is {what}, not a tensor: return tensors only"
+            )
+
+
 def _with_reshapes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return a copy, weights shared, whose views are reshapes: the same values, whatever the strides."""
     module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
@@ -115,6 +132,34 @@ def _with_reshapes(program: torch.export.ExportedProgram) -> torch.export.Export
             node.target = torch.ops.aten.reshape.default
     module.recompile()
     return program._update(module, program.graph_signature)
+
+
+def of_tensors(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a copy, weights shared, without the inputs that are numbers or None: the program was exported for those.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If one is a number that may vary.
+    """
+    signature = program.graph_signature
+    gone = [spec.arg for spec in signature.input_specs if not isinstance(spec.arg, TensorArgument)]
+    if not gone:
+        return program
+    for arg in gone:
+        if not isinstance(arg, ConstantArgument):
+            raise UnsupportedOperatorError(
+                f"input {arg.name!r} of the program is not a tensor, and it varies: pass it as a tensor, or export the "
+                "program for one value"
+            )
+    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
+    names = {arg.name for arg in gone}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.name in names and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+    kept = [spec for spec in signature.input_specs if spec.arg not in gone]
+    return program._update(module, ExportGraphSignature(kept, signature.output_specs))
 
 
 def with_shapes(
@@ -157,8 +202,13 @@ def with_shapes(
     values = _dimensions(inputs, shape, listing)
     _check_limits(program, values)
     examples = [
-        torch.zeros([_size(dim, values, listing) for dim in fake.shape], dtype=fake.dtype)
-        for fake in inputs.values()
+        getattr(arg, "value", None)
+        if arg.name not in inputs
+        else torch.zeros(
+            [_size(dim, values, listing) for dim in inputs[arg.name].shape],
+            dtype=inputs[arg.name].dtype,
+        )
+        for arg in _user_arguments(program)
     ]
     args, kwargs = torch.utils._pytree.tree_unflatten(examples, program.call_spec.in_spec)
     try:
@@ -170,12 +220,14 @@ def with_shapes(
         ) from error
 
 
+def _user_arguments(program: torch.export.ExportedProgram) -> list[Any]:
+    """What the program is called with: tensors, and the numbers and Nones that it was exported for."""
+    specs = program.graph_signature.input_specs
+    return [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
 def _user_inputs(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
-    names = [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind is InputKind.USER_INPUT
-    ]
+    names = [arg.name for arg in _user_arguments(program)]
     fakes = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
     return {name: fakes[name] for name in names if isinstance(fakes.get(name), torch.Tensor)}
 

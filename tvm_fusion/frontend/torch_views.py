@@ -6,6 +6,7 @@ TVM takes an index from the end for one from the start, and reads outside of the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -70,37 +71,69 @@ def _select(importer: Importer, node: fx.Node) -> ir.Expr:
     return builder.emit(relax.op.squeeze(builder.emit(part), [axis]))
 
 
+def places_of(
+    importer: Importer, value: ir.Expr, sizes: list[int], indices: Sequence[ir.Expr | None]
+) -> tuple[ir.Expr, list[int], int, ir.Expr]:
+    """What ``x[i, :, j]`` names, along one axis: neighbouring indexed axes become one, others are brought to the front.
+
+    Parameters
+    ----------
+    importer : Importer
+        Where operators are emitted.
+    value : Expr
+        The tensor x.
+    sizes : list of int
+        Its sizes.
+    indices : sequence of Expr or None
+        One for each of its first axes; None takes the whole axis.
+
+    Returns
+    -------
+    value, sizes, first, places : Expr, list of int, int, Expr
+        The tensor and its sizes with the indexed axes brought together, which of them is the first, and the int64
+        places (from the start, of the indices' common shape) in the axis that these would make as one.
+    """
+    emit, op, builder = importer.block_builder.emit, relax.op, importer.block_builder
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]
+    first = indexed[0]
+    if indexed != list(range(first, first + len(indexed))):
+        order = front_first(indexed, len(sizes))
+        value = emit(op.permute_dims(value, order))
+        sizes, first = [sizes[axis] for axis in order], 0
+    places = None
+    for axis, source in enumerate(indexed, first):
+        size = relax.const(sizes[axis], "int64")
+        index = in_dtype(builder, indices[source], "int64")
+        negative = emit(op.less(index, relax.const(0, "int64")))
+        index = emit(op.where(negative, emit(op.add(index, size)), index))
+        if places is not None:
+            index = emit(op.add(emit(op.multiply(places, size)), index))
+        places = index
+    return value, sizes, first, places
+
+
+def front_first(axes: Sequence[int], rank: int) -> list[int]:
+    """Return the order that brings some axes to the front."""
+    return [*axes, *(axis for axis in range(rank) if axis not in axes)]
+
+
 def _index(importer: Importer, node: fx.Node) -> ir.Expr:
     """``x[i, :, j]``: one ``take`` along the indexed axes made one, by places counted from the start.
 
     As in NumPy, the places' axes stand where the indexed axes were if those are neighbours, and else in front.
     """
     builder, arguments = importer.block_builder, Arguments(importer.env, node)
-    emit, value = builder.emit, arguments["self"]
     sizes, indices = static_dims(arguments.fake("self")), arguments["indices"]
     if any(fake is not None and fake.dtype is torch.bool for fake in arguments.fake("indices")):
         raise NotImplementedError("an index by truth values has as many results as are true")
-    indexed = [axis for axis, index in enumerate(indices) if index is not None]
-    first = indexed[0]
-    if indexed != list(range(first, first + len(indexed))):
-        others = [axis for axis in range(len(sizes)) if axis not in indexed]
-        value = emit(relax.op.permute_dims(value, [*indexed, *others]))
-        sizes = [sizes[axis] for axis in (*indexed, *others)]
-        indices, first = [indices[axis] for axis in indexed], 0
-    places = None
-    for axis in range(first, first + len(indexed)):
-        size = relax.const(sizes[axis], "int64")
-        index = in_dtype(builder, indices[axis], "int64")
-        negative = emit(relax.op.less(index, relax.const(0, "int64")))
-        index = emit(relax.op.where(negative, emit(relax.op.add(index, size)), index))
-        if places is not None:
-            index = emit(relax.op.add(emit(relax.op.multiply(places, size)), index))
-        places = index
-    if len(indexed) > 1:
-        last = first + len(indexed)
-        merged = math.prod(sizes[first:last])
-        value = emit(relax.op.reshape(value, [*sizes[:first], merged, *sizes[last:]]))
-    return emit(relax.op.take(value, places, axis=first))
+    value, sizes, first, places = places_of(importer, arguments["self"], sizes, indices)
+    count = sum(index is not None for index in indices)
+    if count > 1:
+        merged = math.prod(sizes[first : first + count])
+        value = builder.emit(
+            relax.op.reshape(value, [*sizes[:first], merged, *sizes[first + count :]])
+        )
+    return builder.emit(relax.op.take(value, places, axis=first))
 
 
 def _concatenate(importer: Importer, node: fx.Node) -> ir.Expr:

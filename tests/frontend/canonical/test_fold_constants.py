@@ -59,6 +59,45 @@ def test_shape_operators_of_a_weight(check_pass, bound):
     check_pass(FoldConstants(), bound(Before, w=w), bound(After, w=np.concatenate([half, half])))
 
 
+def test_operators_that_take_only_a_shape(check_pass, bound):
+    """TVM cannot lower an infinite ``full_like``; where the shape is symbolic it stays."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 2), "float32"), y: R.Tensor(("n", 2), "float32")):
+            with R.dataflow():
+                a = R.full_like(x, R.const(float("-inf"), "float32"))
+                b = R.matmul(x, a)
+                c = R.matmul(b, R.zeros_like(x))
+                d = R.matmul(c, R.ones_like(x))
+                e = R.ones_like(y)
+                R.output(d, e)
+            return (d, e)
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(
+            x: R.Tensor((2, 2), "float32"),
+            y: R.Tensor(("n", 2), "float32"),
+            i: R.Tensor((2, 2), "float32"),
+            o: R.Tensor((2, 2), "float32"),
+            k: R.Tensor((2, 2), "float32"),
+        ):
+            with R.dataflow():
+                b = R.matmul(x, i)
+                c = R.matmul(b, o)
+                d = R.matmul(c, k)
+                e = R.ones_like(y)
+                R.output(d, e)
+            return (d, e)
+
+    values = {"i": -np.inf, "o": 0.0, "k": 1.0}
+    weights = {name: np.full((2, 2), value, "float32") for name, value in values.items()}
+    check_pass(FoldConstants(), bound(Before), bound(After, **weights))
+
+
 def test_broadcast_weight_is_whole_and_broadcast_bias_is_small(check_pass, bound):
     @I.ir_module
     class Before:

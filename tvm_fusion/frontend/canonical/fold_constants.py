@@ -22,6 +22,9 @@ from .elementwise import BINARY, UNARY
 from .remove_no_ops import permutation
 from .rewrite import BindingRewriter, dtype_of, op_name, static_shape, substitute, variables
 
+#: Of their first operand they take the shape only.
+_LIKE = ("full_like", "zeros_like", "ones_like")
+
 _INEXACT = {"divide", "power"}  # integer division and powers round differently in numpy
 
 
@@ -77,7 +80,7 @@ class _Rewriter(BindingRewriter):
         if rule is None:
             return None
         operands = []
-        for arg in call.args:
+        for arg in call.args[1:] if op in _LIKE else call.args:
             fields = arg.fields if isinstance(arg, relax.Tuple) else [arg]
             arrays = [self.array(field) for field in fields]
             if isinstance(arg, relax.ShapeExpr) or not all(
@@ -177,7 +180,7 @@ def _split(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _full(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray]:
-    value = operands[0] if operands else {"zeros": 0, "ones": 1}[op_name(call)]
+    value = operands[0] if operands else int((op_name(call) or "").startswith("ones"))
     return [np.broadcast_to(np.asarray(value, np_dtype(dtype_of(call))), _shape(call))]
 
 
@@ -255,7 +258,7 @@ _RULES: dict[str, Callable[[ir.Call, list[np.ndarray]], list[np.ndarray] | None]
     **dict.fromkeys(BINARY, _binary),
     **dict.fromkeys(UNARY, _unary),
     **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), _reshape),
-    **dict.fromkeys(("full", "zeros", "ones"), _full),
+    **dict.fromkeys(("full", "zeros", "ones", *_LIKE), _full),
     "arange": _arange,
     "broadcast_to": _broadcast,
     "permute_dims": _permute,
