@@ -1,8 +1,8 @@
 """Flattening of buffers with every offset kept, for functions in which TVM's own pass loses some.
 
-``FlattenBuffer`` of TVM 0.27 simplifies indices as maps of iterators, and of some forms of indices (``index_forms.py``)
-it makes other ones: ``a[((i + 1) % 5 + 3) % 5]`` became ``a[(i + 3) % 5]``. Functions that have such forms are lowered as
-far as to that pass here, and each index that it changes is compared with what it was: by TVM's analyzer, else by
+``FlattenBuffer`` of TVM 0.27 simplifies indices as maps of iterators, and makes others of some forms
+(``index_forms.py``): ``a[((i + 1) % 5 + 3) % 5]`` became ``a[(i + 3) % 5]``. Functions that have such forms are lowered
+as far as to that pass here, and each index that it changes is compared with what it was: by TVM's analyzer, else by
 trying all values. Where all are the same, the function goes through TVM's lowering as ever. In the others every index
 that is not proved right is hidden from the pass, which then only adds up strides.
 """
@@ -17,11 +17,11 @@ import tvm_ffi
 
 from ..compat import ir, s_tir, structural_equal, structural_hash, sym, tirx, tvm
 from .allocation import FLATTEN, IS_FLAT, idle_passes, without_passes
-from .analysis import static_extent
+from .analysis import nodes_of, static_extent
 from .index_forms import IndexForms, accesses, bindings, ranges
 from .integer_values import values_of
 
-#: How many values of iterators are tried for one function, in all its indices together. Beyond, an index counts as wrong.
+#: How many values of iterators are tried for one function, in all its indices together. Beyond, an index is not proved.
 _MOST_VALUES = 1 << 22
 
 
@@ -62,8 +62,8 @@ def flatten_exactly(func: tirx.PrimFunc, *, always: bool = False) -> tirx.PrimFu
     Returns
     -------
     PrimFunc
-        The same function, where TVM's lowering is right or has been done. Otherwise the function lowered up to where its buffers
-        have one axis, marked as such (``idle_passes`` then leaves out what has been done).
+        The same function, where TVM's lowering is right or has been done. Otherwise the function lowered up to where
+        its buffers have one axis, marked as such (``idle_passes`` then leaves out what has been done).
     """
     idle = idle_passes(func)
     if FLATTEN in idle or not (always or IndexForms(func).has_suspects()):
@@ -91,15 +91,20 @@ def _flattened(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _changed(before: tirx.PrimFunc, after: tirx.PrimFunc | None) -> set[int]:
     """Hashes of the accesses whose index is not the same for sure after flattening, if that was possible."""
-    forms, comparison = IndexForms(before), _Comparison(before)
-    old, new = accesses(before.body), [] if after is None else accesses(after.body)
-    is_paired = len(old) == len(new)  # the pass may have left out what cannot be reached
-    found = set()
-    for number, access in enumerate(old):
-        if not forms.of(access.indices).is_suspect():
-            continue
-        if not is_paired or not comparison.is_same(access, new[number]):
+    forms, old = IndexForms(before), accesses(before.body)
+    suspects = {n: a for n, a in enumerate(old) if forms.of(a.indices).is_suspect()}
+    new = [] if after is None else accesses(after.body)
+    if not suspects or after is None or len(new) != len(old):
+        # The pass failed, or left out what cannot be reached.
+        return set(map(_key, suspects.values()))
+    comparison, found = _Comparison(before, after), set()
+    for number, access in enumerate(
+        old
+    ):  # what is loaded for an index comes before what is loaded there
+        if number in suspects and not comparison.is_same(access, new[number]):
             found.add(_key(access))
+        elif isinstance(access, ir.TensorLoad):
+            comparison.note_same(access, new[number])
     return found
 
 
@@ -113,23 +118,31 @@ class _Comparison:
 
     Parameters
     ----------
-    func : PrimFunc
-        The function before flattening, whose loops bound the indices.
+    before, after : PrimFunc
+        The function before flattening, whose loops bound the indices, and after it.
     """
 
-    def __init__(self, func: tirx.PrimFunc):
-        self.ranges = ranges(func.body)
-        self.bindings = bindings(func.body)
+    def __init__(self, before: tirx.PrimFunc, after: tirx.PrimFunc):
+        self.ranges = ranges(before.body)
+        self.bindings = {**bindings(before.body), **bindings(after.body)}
+        self.memory = {**_memory(before), **_memory(after)}
         self.left = _MOST_VALUES
         self.analyzer = sym.Analyzer()
         self.known: dict[tuple[int, int], bool] = {}
+        self.loaded: dict[tuple[object, ...], tirx.Var] = {}
+        self.has_nested = any(
+            nodes_of(index, ir.TensorLoad)
+            for access in accesses(before.body)
+            for index in access.indices
+        )
         for variable, values in self.ranges.items():
             self.analyzer.bind(variable, values)
 
-    def is_same(self, before: ir.TensorLoad, after: ir.TensorLoad) -> bool:
+    def is_same(
+        self, before: ir.TensorLoad | tirx.BufferStore, after: ir.TensorLoad | tirx.BufferStore
+    ) -> bool:
         """Whether two accesses are to one element for all values of the iterators."""
-        buffer = before.source if isinstance(before, ir.TensorLoad) else before.buffer
-        offsets = buffer.offset_of(list(before.indices))
+        offsets = _buffer(before).offset_of(list(before.indices))
         if len(offsets) != len(after.indices):
             return False
         return all(map(self._is_equal, offsets, after.indices))
@@ -146,14 +159,27 @@ class _Comparison:
         return self.known[key]
 
     def _plain(self, index: tirx.PrimExpr) -> tirx.PrimExpr:
-        """An index in terms of iterators alone; of a vector the first."""
+        """An index in terms of iterators, and of variables for what is loaded; of a vector the first."""
         if isinstance(index, tirx.Ramp):
             index = index.base
-        while True:
-            plain = _replaced(index, self.bindings)
-            if plain.same_as(index):
-                return plain
-            index = plain
+        names = self.bindings
+        while any(variable in names for variable in tirx.analysis.undefined_vars(index)):
+            index = tvm_ffi.structural_map(index, [(tirx.Var, lambda var: names.get(var, var))])
+        return tvm_ffi.structural_map(index, [(ir.TensorLoad, self._variable)])
+
+    def note_same(self, before: ir.TensorLoad, after: ir.TensorLoad) -> None:
+        """Two loads are of the same element, whatever their indices look like."""
+        if self.has_nested:
+            self.loaded[self._place(after)] = self._variable(before)
+
+    def _variable(self, load: ir.TensorLoad) -> tirx.Var:
+        """Stands for what is loaded, before and after flattening."""
+        return self.loaded.setdefault(self._place(load), tirx.Var("loaded", str(load.ty.dtype)))
+
+    def _place(self, load: ir.TensorLoad) -> tuple[object, ...]:
+        offsets = map(self._plain, load.source.offset_of(list(load.indices)))
+        place = [structural_hash(self.analyzer.simplify(offset)) for offset in offsets]
+        return (self.memory.get(load.source, load.source), str(load.ty.dtype), *place)
 
     def _agree(self, one: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
         """Whether two indices have one value at every point."""
@@ -174,8 +200,22 @@ class _Comparison:
         return first is not None and second is not None and bool(np.all(first == second))
 
 
-def _replaced(index: tirx.PrimExpr, values: dict) -> tirx.PrimExpr:
-    return tvm_ffi.structural_map(index, [(tirx.Var, lambda var: values.get(var, var))])
+def _buffer(access: ir.TensorLoad | tirx.BufferStore) -> tirx.Buffer:
+    return access.source if isinstance(access, ir.TensorLoad) else access.buffer
+
+
+def _memory(func: tirx.PrimFunc) -> dict[tirx.Buffer, tuple[str, int]]:
+    """Which parameter or allocation each buffer is in, equal before and after flattening."""
+    found = {param: ("parameter", number) for number, param in enumerate(func.params)}
+    allocations = enumerate(nodes_of(func.body, tirx.AllocBuffer))
+    found |= {node.buffer: ("allocation", number) for number, node in allocations}
+    for view in reversed(
+        nodes_of(func.body, tirx.DeclBuffer)
+    ):  # the first stands around the others
+        pointer = view.data
+        if isinstance(pointer, ir.Call) and getattr(pointer.op, "name", "") == "tirx.buffer_data":
+            found[view.buffer] = found.get(pointer.args[0], ("view", 0))
+    return found
 
 
 def _hidden(func: tirx.PrimFunc, wrong: set[int]) -> tirx.PrimFunc:
@@ -190,7 +230,9 @@ def _hidden(func: tirx.PrimFunc, wrong: set[int]) -> tirx.PrimFunc:
 
     def store(access: tirx.BufferStore) -> tirx.BufferStore:
         is_wrong = _key(access) in wrong
-        return tirx.BufferStore(access.buffer, access.value, indices(access)) if is_wrong else access
+        return (
+            tirx.BufferStore(access.buffer, access.value, indices(access)) if is_wrong else access
+        )
 
     hidden = tvm_ffi.structural_map(func.body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
     return func.with_body(hidden)

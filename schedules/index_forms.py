@@ -1,12 +1,13 @@
 """Which indices TVM 0.27 may get wrong when it flattens a buffer.
 
-Its simplification of an index as a map of iterators (``tvm.sym.iter_map_simplify``) pads an iterator that is divided at
-an offset, ``(i + 1) % 5`` or ``(i + 8) // 5``, so that the offset falls on a multiple of the divisor. It keeps one padding
-for an iterator. A second division of the same iterator, of the result of the first (``((i + 1) % 5 + 3) % 5``,
-``(i + 8) // 5 % 6``) or beside it (``i % 3 * 3 + (i + 1) % 3``), replaces the padding of the first, and the first offset is
-lost. The same happens where a sum of overlapping iterators is divided, of which one counts as an offset. An iterator that
-runs down and is divided, ``(5 - i) % 8``, is wrong by itself (``i % -8 * -1``), or a division by zero. One division of
-iterators that run up is simplified rightly, and so are any number of such without offsets (``i // 12 % 5``).
+Its simplification of an index as a map of iterators (``tvm.sym.iter_map_simplify``) pads an iterator that is divided
+at an offset, ``(i + 1) % 5`` or ``(i + 8) // 5``, so that the offset falls on a multiple of the divisor. It keeps one
+padding for an iterator. A second division of the same iterator, of the result of the first (``((i + 1) % 5 + 3) % 5``,
+``(i + 8) // 5 % 6``) or beside it (``i % 3 * 3 + (i + 1) % 3``), replaces the padding of the first, and the first
+offset is lost. The same happens where a sum of overlapping iterators is divided, of which one counts as an offset.
+An iterator that runs down and is divided, ``(5 - i) % 8``, is wrong by itself (``i % -8 * -1``), or a division by
+zero. One division of iterators that run up is simplified rightly, and so are any number of such without offsets
+(``i // 12 % 5``).
 
 Here an index is asked only whether it has such a form, which few have; ``flatten_exactly.py`` finds out whether it is
 wrong.
@@ -19,6 +20,9 @@ from collections.abc import Iterable, Mapping
 
 from ..compat import ir, s_tir, tirx
 from .analysis import nodes_of, static_extent
+
+#: Stands for a number of values that is not known.
+_MANY = 1 << 31
 
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
@@ -79,6 +83,8 @@ class IndexForm:
 
     def divided(self, divisor: int, *, remainder: bool) -> IndexForm:
         """The quotient or the remainder of a division by a positive number."""
+        if not self.terms:  # of no iterator: an offset as a whole
+            return dataclasses.replace(self, offset=True)
         largest = sum(max(factor * (count - 1), 0) for factor, count in self.terms)
         count = min(divisor, largest + 1) if remainder else largest // divisor + 1
         if self.offset:
@@ -156,9 +162,11 @@ class IndexForms:
         return least.plus(IndexForm(((1, count),)))
 
     def _of_other(self, index: tirx.PrimExpr) -> IndexForm:
-        """Anything else is an offset; what it is made of may be divided."""
+        """Anything else is an offset; where it depends on iterators, those may be divided in it."""
+        if not any(self._of_variable(v).terms for v in tirx.analysis.undefined_vars(index)):
+            return IndexForm(offset=True)
         divisions = sum(len(nodes_of(index, kind)) for kind in _DIVISIONS)
-        return IndexForm((), True, divisions, divisions > 0, divisions > 0)
+        return IndexForm(((1, _MANY),), True, divisions, divisions > 0, divisions > 0)
 
 
 def accesses(body: tirx.Stmt) -> list[ir.TensorLoad | tirx.BufferStore]:

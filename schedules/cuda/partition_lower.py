@@ -61,15 +61,17 @@ class FlatMember:
 
 def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
     """Lower a scheduled member; ``None`` when it is not exactly one kernel launch with constant extents."""
-    body = _lowered(func, target, _passes(target))
+    body = _lowered(func, target, _passes(target), exactly=True)
     return None if body is None or contains(body, (tvm.ir.Call, _is_grid_barrier)) else _peel(body)
 
 
-def _lowered(func: tirx.PrimFunc, target: Target, passes: list) -> tirx.Stmt | None:
-    """Run passes on one function; None where one of them refuses it."""
+def _lowered(
+    func: tirx.PrimFunc, target: Target, passes: list, *, exactly: bool = False
+) -> tirx.Stmt | None:
+    """Run passes on one function, with buffers flattened ``exactly``; None where one of them refuses it."""
     func = func.with_attr("global_symbol", "member").with_attr("target", target.with_host("llvm"))
     try:
-        func = flatten_exactly(func)
+        func = flatten_exactly(func) if exactly else func
         with without_passes(*idle_passes(func)):
             module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({"member": func}))
     except tvm.error.InternalError as error:
