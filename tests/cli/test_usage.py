@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -94,11 +95,30 @@ def test_module_and_program_are_the_same() -> None:
         (["verify", "m.onnx", "--seed", "-1"], "'--seed'"),
         (["bench", "m.onnx", "--seed", "-1"], "'--seed'"),
         (["compile", "m.onnx"], "Missing option '--output'"),
+        (["compile", "m.onnx", "-o", "m.so", "--plan", "no-such.json"], "'no-such.json' does not"),
+        (["compile", "m.onnx", "-o", "m.so", "--plan", "."], "'.' is a directory"),
+        (["compile", "m.onnx", "-o", "m.so", "--work-dir", __file__], "is a file"),
+        (["run", "m.so", "-o", __file__], "is a file"),
+        (["run", "."], "'.' is a folder"),
+        (["plan", "."], "'.' is a folder; name a model file"),
+        (["plan", "no-such"], "'no-such' does not exist"),
     ],
 )
 def test_bad_usage(arguments, message, capsys) -> None:
     assert main(arguments) == 2
     assert message in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan"], ["run", "m.so", "--seed", "-1"], ["plan", "--no-such"], ["run", "a", "b"]],
+)
+def test_bad_usage_ends_with_the_help_to_call(arguments, capsys) -> None:
+    """What is wrong is a sentence of its own, whatever the release of typer says it with."""
+    assert main(arguments) == 2
+    said = error_line(capsys)
+    assert re.search(r"[.?!] Try: tvm-fusion (plan|run) --help$", said.strip()), said
+    assert "Value error" not in said
 
 
 @pytest.mark.parametrize(
@@ -126,7 +146,10 @@ def raising(error: BaseException):
     [
         (TargetError("no such arch"), 2, "no such arch"),
         (ValueError("first line\nsecond line"), 2, "first line"),
-        (FileNotFoundError(2, "No such file or directory", "m.onnx"), 2, "directory: m.onnx"),
+        (FileNotFoundError(2, "No such file or directory", "m.onnx"), 2, "m.onnx; check the name"),
+        (PermissionError(13, "Permission denied", "m.so"), 2, "m.so; change its permissions"),
+        (OSError(28, "No space left on device", "plan.html"), 2, "plan.html; make room"),
+        (OSError(5, "Input/output error", "m.so"), 2, "Input/output error: m.so"),
         (ImportError("install onnx"), 2, "install onnx"),
         (RuntimeError("\n\nboom\n"), 2, "internal error (RuntimeError): boom; --debug shows where"),
         (KeyError("x"), 2, "internal error (KeyError): 'x'"),

@@ -177,7 +177,10 @@ def test_a_source_node_may_be_several_operators():
     ("node", "hint"),
     [
         ("conv_0", "did you mean 'conv0' or"),
-        ("zzzz", "the model has no node 'zzzz'$"),
+        (
+            "zzzz",
+            "the model has no node 'zzzz'; tvm-fusion plan with --format json lists the nodes$",
+        ),
         ("conv2d", "it is an operator type, of nodes like 'conv0' or 'conv1'"),
         ("V1", "did you mean 'conv1'"),
     ],

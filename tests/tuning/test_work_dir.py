@@ -215,7 +215,9 @@ def test_a_file_where_the_work_dir_should_be(tmp_path: Path) -> None:
     work = WorkDir(tmp_path / "work")
     with pytest.raises(DatabaseError, match=r"^cannot make work dir .*; name another one$"):
         work.open("sm_90", "float16")
-    with pytest.raises(DatabaseError, match=r"^cannot read work dir .*: Not a directory$"):
+    with pytest.raises(
+        DatabaseError, match=r"^cannot read work dir .*: Not a directory; name the folder"
+    ):
         work.places()
 
 

@@ -81,13 +81,17 @@ def load_library(path: str | Path) -> Any:
     FileNotFoundError
         If there is no such file.
     InvalidModelError
-        If the file is damaged, or not a library that this package exported.
+        If the file is a folder, damaged, or not a library that this package exported.
     TargetError
         If it needs CUDA and this machine has none.
     CompilerError
         If it holds CUDA source only, and this machine has no compiler for it.
     """
     file = Path(path)
+    if file.is_dir():
+        raise InvalidModelError(
+            f"{str(file)!r} is a folder; name a library that `tvm-fusion compile` wrote"
+        )
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; write it with `tvm-fusion compile MODEL -o {file.name}`"

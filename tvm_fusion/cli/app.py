@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -29,6 +30,18 @@ CommandLineError = typer.BadParameter.__mro__[2]
 
 #: Exit code after Ctrl-C or SIGTERM.
 _INTERRUPTED = 130
+
+#: What to do about an error of the system, by its number.
+_ADVICE = {
+    errno.ENOENT: "check the name",
+    errno.EISDIR: "name a file in it",
+    errno.ENOTDIR: "a part of that path is a file; name another",
+    errno.EEXIST: "name another",
+    errno.EACCES: "change its permissions, or name another",
+    errno.EPERM: "change its permissions, or name another",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENOSPC: "make room, or name a place on another disk",
+}
 
 app = typer.Typer(
     name="tvm-fusion",
@@ -87,7 +100,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", code=_INTERRUPTED)
     except CommandLineError as error:
-        return _report(f"{error.format_message()} Try: tvm-fusion {_command(error)}--help")
+        return _report(f"{_usage(error.format_message())} Try: tvm-fusion {_command(error)}--help")
     except Exception as error:  # noqa: BLE001 - the boundary: a user never sees a traceback
         if "--debug" in arguments:
             traceback.print_exc()
@@ -102,10 +115,17 @@ def _command(error: typer.BadParameter) -> str:
     return names
 
 
+def _usage(text: str) -> str:
+    """What typer says of an argument, as a sentence; releases differ in marks and in whose words they pass on."""
+    text = text.strip().replace("Value error, ", "")
+    return text if text[-1:] in (".", "?", "!") else f"{text}."
+
+
 def _sentence(error: Exception) -> str:
     """Say an error in one line."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.strerror}: {error.filename}"
+        advice = _ADVICE.get(error.errno)
+        return f"{error.strerror}: {error.filename}{f'; {advice}' if advice else ''}"
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, FusionError | ValueError | OSError | ImportError):
         return text

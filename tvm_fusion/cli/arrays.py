@@ -61,7 +61,10 @@ def read_array(file: Path, tensor: TensorSpec) -> np.ndarray:
     try:
         array = np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is no array file (.npy) of plain numbers: {error}") from error
+        # numpy's own words are about files of objects, and how to load them unsafely.
+        raise ValueError(
+            f"{file} is no array file of plain numbers; write it with numpy.save({file.name!r}, array)"
+        ) from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{file} holds several arrays; give one .npy file for {tensor.name!r}")
     wanted = numpy_dtype(tensor.dtype)

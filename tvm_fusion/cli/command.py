@@ -29,7 +29,11 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.
 
 PlanOption = Annotated[
     Path | None,
-    typer.Option(help="Take the decisions from this plan (JSON) instead of planning."),
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Take the decisions from this plan (JSON) instead of planning.",
+    ),
 ]
 
 
@@ -37,6 +41,7 @@ WorkDirOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
+        file_okay=False,
         help="Use what tvm-fusion tune has kept there (default: the records that come with the "
         "package).",
     ),

@@ -23,7 +23,9 @@ def run_model(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for the outputs, one .npy file each."),
+        typer.Option(
+            "--output", "-o", file_okay=False, help="Folder for the outputs, one .npy file each."
+        ),
     ] = None,
     seed: SeedOption = 0,
 ) -> None:

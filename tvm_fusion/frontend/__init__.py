@@ -66,15 +66,15 @@ def load(
         If ``shape`` or ``dtype`` does not fit, or ``params`` is given for another kind of file.
     """
     path = Path(path)
+    if path.is_dir():
+        raise InvalidModelError(f"{str(path)!r} is a folder; name a model file")
+    if not path.is_file():
+        raise InvalidModelError(f"the model file {str(path)!r} does not exist")
     loader = _LOADERS.get(path.suffix.lower())
     if loader is None:
         raise InvalidModelError(
             f"cannot tell the kind of the model file {str(path)!r}: its name must end in {', '.join(_LOADERS)}"
         )
-    if path.is_dir():
-        raise InvalidModelError(f"{str(path)!r} is a folder; name a model file")
-    if not path.is_file():
-        raise InvalidModelError(f"the model file {str(path)!r} does not exist")
     if params is not None and loader != "saved_json":
         raise ValueError(
             f"params (--params) goes with a .json module; {path.name} holds its weights"

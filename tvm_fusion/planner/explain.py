@@ -114,7 +114,7 @@ def find_operators(graph: DataflowGraph, node: str) -> list[Operator]:
     of_type = [o.name for o in graph.operators if o.op == node]
     close = difflib.get_close_matches(node, names, n=MAX_EXAMPLES)
     close = close or [n for n in names if node.lower() in n.lower()]
-    hint = ""
+    hint = "; tvm-fusion plan with --format json lists the nodes"
     if of_type:
         hint = f"; it is an operator type, of nodes like {_listed(of_type)}"
     elif close:

@@ -167,7 +167,10 @@ class WorkDir:
         try:
             folders = sorted(folder for folder in self.path.iterdir() if folder.is_dir())
         except OSError as error:
-            raise DatabaseError(f"cannot read work dir {self.path}: {error.strerror}") from error
+            raise DatabaseError(
+                f"cannot read work dir {self.path}: {error.strerror}; name the folder that tvm-fusion tune "
+                "--work-dir made"
+            ) from error
         found = [(folder, _FOLDER.fullmatch(folder.name)) for folder in folders]
         places = [Place(folder, **match.groupdict()) for folder, match in found if match]
         if not places:
