@@ -217,3 +217,20 @@ def test_progress_is_silent_without_a_terminal(capsys) -> None:
         progress(1, 2)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [(None, "there is none on PATH; install g++"), ("/no/cxx", "/no/cxx (CXX or CC) is not there")],
+)
+def test_without_a_compiler_nothing_is_begun(named, message, capsys, monkeypatch, tmp_path) -> None:
+    """The model is not even looked for: the work would be lost at the end."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    if named:
+        monkeypatch.setenv("CXX", named)
+    assert main(["compile", "m.onnx", "-o", str(tmp_path / "m.so")]) == 2
+    said = error_line(capsys)
+    assert "a C++ compiler links the library" in said and message in said
+    assert not list(tmp_path.iterdir())

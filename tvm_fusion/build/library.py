@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,28 @@ _MARK = b"tvm_fusion sha256 2 "
 _DIGEST = hashlib.sha256().digest_size
 _LENGTH, _ARCH = 8, 16
 _TRAILER = len(_MARK) + _DIGEST
+
+
+#: Compilers that TVM links with, in the order in which it looks for them.
+_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+
+
+def find_linker() -> str:
+    """Return the path of the C++ compiler that TVM links libraries with: that of CXX or CC, else one on PATH.
+
+    Raises
+    ------
+    CompilerError
+        If there is none.
+    """
+    named = os.environ.get("CXX") or os.environ.get("CC")
+    found = next(filter(None, map(shutil.which, [named] if named else _COMPILERS)), None)
+    if found is None:
+        lacking = f"{named} (CXX or CC) is not there" if named else "there is none on PATH"
+        raise CompilerError(
+            f"a C++ compiler links the library, and {lacking}; install g++ or clang++, or name one in CXX"
+        )
+    return found
 
 
 def export_library(
@@ -46,8 +69,9 @@ def export_library(
     OSError
         If it cannot be written there.
     CompilerError
-        If the linker fails.
+        If there is no C++ compiler, or the linker fails.
     """
+    find_linker()  # TVM itself trips over what it has not found
     target = Path(path)
     if target.exists() and not target.is_file():
         raise FileExistsError(errno.EEXIST, "Not a file that can be replaced", str(target))

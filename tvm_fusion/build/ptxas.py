@@ -69,8 +69,8 @@ def find_nvcc() -> str:
     candidates = []
     try:
         candidates.append(Path(tvm.support.nvcc.find_cuda_path(), "bin", "nvcc"))
-    except RuntimeError:
-        pass  # TVM has not found a CUDA toolkit either; the wheels are left.
+    except (RuntimeError, OSError):
+        pass  # TVM has not found a CUDA toolkit either (or not "which", which it asks); the wheels are left.
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations if spec else ():
         candidates += sorted(Path(root).glob("*/bin/nvcc"))

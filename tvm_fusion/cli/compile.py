@@ -40,8 +40,10 @@ def compile_model(
     tvm-fusion compile resnet50.onnx -o resnet50.so --target cuda --work-dir tuned
     """
     from .. import compile as compile_module
+    from ..build.library import find_linker
 
     check_output(output, options.model)
+    find_linker()
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
     module = options.load()

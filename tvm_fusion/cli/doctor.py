@@ -70,7 +70,9 @@ _BROKEN = (FusionError, ImportError, OSError, RuntimeError, AttributeError, Valu
 #: What can be done with what: a job, and names of checks, of which each must be fine ("a|b": one of them).
 JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan and explain, for any target", ("Python", "packages", "native core")),
-    ("compile, verify, run and bench on this CPU",
+    ("verify, run and bench on this CPU",
+     ("Python", "packages", "native core", "temporary files", "trial run")),
+    ("compile and tune for this CPU",
      ("Python", "packages", "native core", "C++ compiler", "temporary files", "trial run")),
     ("read ONNX files", ("packages", "extra onnx")),
     ("read PyTorch programs", ("packages", "extra torch")),
@@ -81,7 +83,7 @@ JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 #: The job without which nothing works: its failure is the exit code.
-_LEAST = 1
+_LEAST = 2
 
 
 def doctor(

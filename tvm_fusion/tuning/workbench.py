@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..build.library import find_linker
 from ..compat import Target, process_cpu_count, tvm
 from ..errors import TuningError
 from ..targets import runs_here
@@ -74,6 +75,8 @@ class Workbench:
         If ``devices`` are none that measure together.
     TuningError
         If nothing can be measured there.
+    CompilerError
+        If there is no C++ compiler to link candidates with.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Workbench:
     ) -> None:
         self.kind, self.is_remote = target.kind.name, remote is not None
         numbers = check_devices(self.kind, remote, devices)
+        find_linker()  # or every candidate would fail for want of one
         self.device = device_of(target, remote, numbers[0])
         with contextlib.ExitStack() as stack:
             self.runner: Runner
