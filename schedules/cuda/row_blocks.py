@@ -106,7 +106,8 @@ def rows_of(info: Structure, blocks: Sequence[Block]) -> Rows | None:
     """
     names = [block.name for block in blocks]
     classes = axis_classes(info, names, through_params=True) or axis_classes(info, names)
-    if classes is None:
+    # A function has lost its output to inlining where that depends on no input any more.
+    if classes is None or not info.outputs:
         return None
 
     def wide(block: Block, numbers) -> list[int]:

@@ -274,11 +274,42 @@ class Multiplied(torch.nn.Module):
         return torch.einsum("bhst,bthd->bshd", weights, v)
 
 
-def test_sums_over_named_axes(load):
+@pytest.mark.parametrize("export", EXPORTS)
+def test_sums_over_named_axes(export, load):
     model = Multiplied()
     inputs = (torch.randn(2, 17, 3, 24), *(torch.randn(2, 9, 3, 24) for _ in range(2)))
-    plan = check(load(model, inputs, "torch"), model, inputs)
+    plan = check(load(model, inputs, export), model, inputs)
     assert "attention" in kernels(plan)
+
+
+class Written(torch.nn.Module):
+    """A softmax that the model spells out."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def weights(self, scores):
+        if self.kind == "log":
+            return torch.log_softmax(scores, -1).exp()
+        power = torch.exp(scores - scores.amax(-1, keepdim=True))
+        if self.kind == "reciprocal":
+            return power * (1 / power.sum(-1, keepdim=True))
+        return power / power.sum(-1)[..., None]
+
+    def forward(self, q, k, v):
+        return self.weights(q @ k.transpose(-1, -2) / 8) @ v
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("kind", ["log", "reciprocal", "division"])
+def test_a_softmax_that_is_written_out(kind, export, load):
+    model, inputs = Written(kind), tuple(torch.randn(1, 2, 40, 32) for _ in range(3))
+    module = load(model, inputs, export)
+    (group,) = tf.plan(module, target="cuda:sm_90").groups
+    assert group.options["form"] == "attention"
+    if kind == "division" and export == "onnx":
+        check(module, model, inputs)
 
 
 def test_the_softmax_of_older_onnx(load):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import relax
+from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.cuda.attention.recognition import attention
 
 from tvm_fusion.compat import te, tirx
+from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.attention import (
     added,
     attention_function,
@@ -143,6 +145,13 @@ def test_only_a_positive_factor_leaves_sums_in_order(scale: float) -> None:
     form = attention(attention_function(scaled, FOUR, queries=scale))
     # Of queries times infinity sums are no multiple.
     assert form.scale == scale if np.isfinite(scale) else form is None
+
+
+def test_scores_times_zero_are_scheduled_otherwise() -> None:
+    """TVM's simplifier drops the product, so that the softmax depends on no input."""
+    func = attention_function(scaled, FOUR, scale=0.0)
+    assert attention(func) is None
+    assert schedule(func, parse_target("cuda:sm_90"))[1] != "attention"
 
 
 def test_values_may_have_a_factor() -> None:

@@ -12,6 +12,7 @@ from .convert_dtype import ConvertDtype
 from .convert_layout import ConvertLayout
 from .copy_outputs import CopyOutputs
 from .decompose_batch_norm import DecomposeBatchNorm
+from .expand_einsum import ExpandEinsum
 from .expand_powers import ExpandPowers
 from .flatten_bindings import FlattenBindings
 from .fold_constants import FoldConstants
@@ -21,6 +22,7 @@ from .huge_tensors import refuse_huge_tensors
 from .merge_scale_shifts import MergeScaleShifts
 from .move_reshapes import MoveReshapes
 from .recognize_norms import RecognizeNorms
+from .recognize_softmax import RecognizeSoftmax
 from .remove_no_ops import RemoveNoOps
 from .replace_reshapes import ReplaceReshapes
 from .rewrite import bindings_of, sharing_scans
@@ -39,6 +41,7 @@ __all__ = [
     "ConvertLayout",
     "CopyOutputs",
     "DecomposeBatchNorm",
+    "ExpandEinsum",
     "ExpandPowers",
     "FlattenBindings",
     "FoldConstants",
@@ -47,6 +50,7 @@ __all__ = [
     "MergeScaleShifts",
     "MoveReshapes",
     "RecognizeNorms",
+    "RecognizeSoftmax",
     "RemoveNoOps",
     "ReplaceReshapes",
     "SimplifyBias",
@@ -67,6 +71,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     BindWeights,  # before folding: a weight must be a constant to be folded into
     ReplaceReshapes,  # before RemoveNoOps and FoldConstants, which then know one operator instead of four
     UnstackReductions,  # before FoldConstants, which would materialise stacked constants
+    ExpandEinsum,  # before FoldConstants, which moves the axes of weights
     FoldConstants,  # weights become single constants here: the next passes look no further than their operands
     SliceLookups,  # after folding, which finds out what an index is
     CompactConstants,  # after folding, for the full-size constants that the file itself stores
@@ -74,6 +79,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     DecomposeBatchNorm,  # needs constant statistics
     RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
     RecognizeNorms,  # after ExpandPowers: it looks for squares
+    RecognizeSoftmax,  # after RemoveNoOps: a conversion to the same type would split the chain
     MoveReshapes,  # after RemoveNoOps: a dropout would stop a reshape on its way
     SplitProducts,  # after MoveReshapes, which brings the split and its product together
     SliceSplits,  # after SplitProducts, which leaves no copy at all

@@ -64,7 +64,11 @@ class BindingRewriter:
 
     def single_use(self, expr: ir.Expr) -> bool:
         """Return whether the (new) variable ``expr`` is read once."""
-        return self._uses[_handle(expr)] <= 1
+        return self.uses(expr) <= 1
+
+    def uses(self, expr: ir.Expr) -> int:
+        """Return how often the (new) variable ``expr`` is read."""
+        return self._uses[_handle(expr)]
 
     def transform(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a copy of ``mod`` with ``main`` rewritten."""
