@@ -30,9 +30,9 @@ from ....guards.bulk_tiles import (
 )
 from ....guards.warpgroup_tiles import DEPTH, ROWS, WARPS
 from .bulk_code import call, registers
+from .bulk_epilogue import BulkEpilogue
 from .bulk_operand import Axis, BulkOperand, bulk_operands
 from .device_code import OPERAND_TYPES
-from .epilogue import Epilogue
 from .evaluate import integer, keep
 from .form import Products
 from .kernel import GROUP, Place, write_function
@@ -256,7 +256,9 @@ class _BulkBody:
             zero = integer(0)
             place = Place(self.thread, lane, warp, zero, zero, row, column, batch)
             interleaved = tile.bulk if self.sides[1].operand.may_interleave(tile.bulk) else 1
-            _Epilogue(self.form, tile, place, [sums], self.shared, self.views, interleaved).emit()
+            BulkEpilogue(
+                self.form, tile, place, [sums], self.shared, self.views, interleaved
+            ).emit()
 
     def _multiply_all(self, first, warp, lane) -> tirx.PrimExpr:
         """Start the multiplications of all steps of a tile; return the number of the last one's use of a slot."""
@@ -299,19 +301,6 @@ class _BulkBody:
         T.evaluate(call("tvmf_warp_barrier"))
         with T.If(lane.equal(integer(0))), T.Then():
             T.evaluate(call("tvmf_mbarrier_arrive", self.shared.data, barrier))
-
-
-class _Epilogue(Epilogue):
-    """Emits the stores: each instruction of a warpgroup has 64 rows, 16 of them in a warp."""
-
-    def _unit_place(self, number) -> tuple:
-        fragment, half, group = self._where(number)
-        fragments = self.tile.rows // self.tile.warp_rows // (ROWS // WARPS)
-        warp, place = self.place.warp_row, self.place
-        first = warp // integer(WARPS) * integer(ROWS * fragments)
-        within = warp % integer(WARPS) * integer(ROWS // WARPS)
-        line = first + within + integer(ROWS * fragment + 8 * half)
-        return line + place.lane // integer(4), group
 
 
 def _coordinate(axis: Axis, step, first, batch: dict) -> tirx.PrimExpr:

@@ -219,7 +219,9 @@ class Epilogue:
 
             def write() -> None:
                 sums = lambda load, number: lookup(load, number + first)  # noqa: E731
-                found = evaluate(_fast(store), last.var, start, width, everything, self.views, sums)
+                found = evaluate(
+                    fast_value(store), last.var, start, width, everything, self.views, sums
+                )
                 self._write(store, everything, start, found)
 
             if held:
@@ -320,7 +322,7 @@ class Epilogue:
         return lambda anchor, copy, number: kept[anchor, copy][number]
 
 
-def _fast(store: Store) -> tirx.PrimExpr:
+def fast_value(store: Store) -> tirx.PrimExpr:
     """A store's value with its arithmetic in float32, as the sums are."""
     dtype = str(store.buffer.dtype)
     if not dtype.startswith(("float", "bfloat")):
