@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm_fusion.schedules import flatten_exactly as module
 from tvm_fusion.schedules import schedule
-from tvm_fusion.schedules.allocation import IS_FLAT
+from tvm_fusion.schedules.analysis import nodes_of
 from tvm_fusion.schedules.flatten_exactly import flatten_exactly, passes_before_flattening
 from tvm_fusion.schedules.index_forms import IndexForms, accesses
 from tvm_fusion.schedules.integer_values import values_of
 
 from tvm_fusion.build import tir_pipeline
-from tvm_fusion.compat import ir, relax, s_tir, te, tirx, tvm
+from tvm_fusion.build.cuda_source import cuda_source
+from tvm_fusion.compat import ir, relax, te, tirx, tvm
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
 from tvm_fusion.testing.groups import group_function, group_module
@@ -42,25 +42,16 @@ def places(shape, index, variables):
 def lowered_flat(func):
     """A function with flattened buffers, as the pipeline of this package makes it."""
     exact = flatten_exactly(func)
-    if exact is not func:
-        return exact
-    passes = [*passes_before_flattening(), tirx.transform.FlattenBuffer()]
-    return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"]
+    return stock_flat(func) if exact is func else exact
 
 
 def flat_places(func, shape):
     """What the only load of a lowered function loads, for all values of its loops."""
     (load,) = (a for a in accesses(func.body) if isinstance(a, ir.TensorLoad))
-    loops = {loop.loop_var.name: loop.loop_var for loop in nodes(func, tirx.For)}
+    loops = {loop.loop_var.name: loop.loop_var for loop in nodes_of(func.body, tirx.For)}
     # A loop of one turn is gone.
     order = [loops.get(f"i{n}", tirx.Var("gone", "int32")) for n in range(len(shape))]
     return places(shape, load.indices[0], order)
-
-
-def nodes(func, kind):
-    found = []
-    module.tvm_ffi.structural_walk(func.body, (kind, found.append))
-    return found
 
 
 def stock_flat(func):
@@ -74,14 +65,19 @@ div, mod = tirx.floordiv, tirx.floormod
 FORMS = {
     "two rolls": ((5,), lambda i: mod(mod(i + 1, 5) + 3, 5), True),
     "three rolls": ((12,), lambda i: mod(mod(mod(i + 1, 12) + 5, 12) + 2, 12), True),
-    "quotient, then remainder": ((8,), lambda i: mod(div(i + 8, 5), 6), True),
-    "quotient of quotient": ((8,), lambda i: div(div(i + 5, 6) + 3, 2), True),
+    "remainder, then quotient": ((8,), lambda i: div(mod(i + 3, 6) + 4, 3), True),
+    "quotient, and a remainder": (
+        (12,),
+        lambda i: mod(div(i + 5, 4), 2) * 4 + mod(i + 6, 4),
+        True,
+    ),
     "quotient of a roll": ((20,), lambda i: div(mod(i + 1, 20) + 3, 5), True),
     "side by side": ((4,), lambda i: mod(i, 3) * 3 + mod(i + 1, 3), True),
     "runs down": ((6,), lambda i: mod(14 - i, 6), True),
     "runs down, quotient": ((6,), lambda i: div(11 - i, 4), True),
     "of two loops": ((3, 4), lambda i, j: mod(mod(i * 4 + j + 1, 12) + 3, 12), True),
     "in one of two axes": ((4, 5), lambda i, j: i * 5 + mod(mod(j + 1, 5) + 3, 5), True),
+    "made one before": ((8,), lambda i: div(div(i + 5, 6) + 3, 2), False),
     "one roll": ((5,), lambda i: mod(i + 1, 5), False),
     "padded": ((5,), lambda i: div(i + 3, 4), False),
     "no offset": ((24,), lambda i: mod(div(i, 4), 3) * 4 + mod(i, 4), False),
@@ -111,7 +107,9 @@ def test_values_on_the_cpu(name, dtype):
     expected = places(shape, index(*loops), loops)
     values = np.arange(expected.max() + 1)
     values = values.astype("float32") if dtype == "float32" else values % 3 == 1
-    kernel = tvm.compile(tvm.IRModule({"main": func}), target="llvm", tir_pipeline=tir_pipeline.NAME)
+    kernel = tvm.compile(
+        tvm.IRModule({"main": func}), target="llvm", tir_pipeline=tir_pipeline.NAME
+    )
     made = tvm.runtime.tensor(np.zeros(shape, dtype))
     kernel["main"](tvm.runtime.tensor(values), made)
     np.testing.assert_array_equal(made.numpy(), values[expected])
@@ -145,7 +143,9 @@ def steps(draw, extents):
 @given(st.data())
 def test_any_index(data):
     """Offsets are kept; what is not suspected TVM gets right."""
-    extents = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12]), min_size=1, max_size=3))
+    extents = data.draw(
+        st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12]), min_size=1, max_size=3)
+    )
     index = steps(data.draw, extents)
     loops = [tirx.Var(f"i{n}", "int32") for n in range(len(extents))]
     expected = places(extents, index(loops), loops)
@@ -205,7 +205,7 @@ def windows_numpy(x):
 CHAINS = {
     "two rolls": (two_rolls, two_rolls_numpy, True),
     "flipped": (flipped, flipped_numpy, True),
-    "windows": (windows, windows_numpy, True),
+    "windows": (windows, windows_numpy, False),
 }
 
 
@@ -234,3 +234,47 @@ def test_chains_in_cuda(name, monkeypatch):
     monkeypatch.setattr(tir_pipeline, "flatten_exactly", lambda func, **_: func)
     stock = cuda_emulation.run(func, [x], CUDA)[0]
     assert np.array_equal(stock, expected) == (not is_lost)
+
+
+def test_members_of_one_kernel():
+    """Members are lowered each by itself before they are merged."""
+
+    def make(builder, x, y):
+        return [flipped(builder.emit, x), flipped(builder.emit, y)]
+
+    func = group_function(group_module(((14, 12), (16, 12)), "float32", make))
+    scheduled, template = schedule(func, CUDA)
+    assert template == "partitioned"
+    x, y = (np.arange(1, 1 + n * 12).reshape(n, 12).astype("float32") for n in (14, 16))
+    for made, source in zip(cuda_emulation.run(scheduled, [x, y], CUDA), (x, y), strict=True):
+        np.testing.assert_array_equal(made, flipped_numpy(source))
+
+
+@pytest.mark.parametrize("other", ["right", "first_kernel"])
+def test_beside_functions_that_tvm_gets_right(other):
+    """Also where kernels and functions have one name, so that they cannot be lowered apart."""
+    wrong = chain("two rolls", CUDA)[0]
+    right = group_function(group_module(((14, 12),), "float32", lambda b, x: b.emit(op.nn.relu(x))))
+    named = {"first": wrong, other: schedule(right, CUDA)[0]}
+    functions = {name: f.with_attr("global_symbol", name) for name, f in named.items()}
+    source = cuda_source(tvm.IRModule(functions), CUDA)
+    alone = cuda_emulation.cuda_source(wrong, CUDA)
+    (index,) = set(re.findall(r"x0_ptr\[(.*)\]", alone))
+    assert index in source
+
+
+def test_a_right_function_is_left_alone():
+    """So what is generated for it stays what it was."""
+
+    def make(emit, x, w):
+        return emit(op.nn.relu(emit(op.nn.conv2d(x, w, padding=1))))
+
+    for target in (CUDA, parse_target("llvm")):
+        for shapes in (((1, 8, 14, 14), (16, 8, 3, 3)), ((1, 16, 7, 9), (16, 16, 1, 1))):
+            func = group_function(
+                group_module(shapes, "float32", lambda b, x, w: make(b.emit, x, w))
+            )
+            scheduled = schedule(func, target)[0]
+            assert flatten_exactly(scheduled) is scheduled
+            flat = flatten_exactly(scheduled, always=True)
+            assert flatten_exactly(flat, always=True) is flat
