@@ -94,8 +94,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def caption(text: str) -> None:
-    """Write a caption below the current figure and show it."""
+    """Write a caption below the current figure and show it; an error where there is nothing in it."""
     figure = plt.gcf()
+    if not all(axis.has_data() for axis in figure.axes):
+        raise ValueError("a plot without data teaches nothing; look at what was to be drawn")
     figure.canvas.draw()  # so that the labels have their places
     lowest = figure.get_tightbbox().y0 / figure.get_figheight()
     figure.text(0.02, lowest - 0.04, text, fontsize=9, va="top", wrap=True)

@@ -157,7 +157,7 @@ def devices_page() -> str:
     chips = list(DEVICES.values())
     return "\n".join(
         [
-            "# Devices\n",
+            "---\nhide: [toc]\n---\n\n# Devices\n",  # its table is wide
             "Limits and peak rates that plans are made with: the makers' figures, not measurements. An arch without "
             "a row borrows the nearest lower one, and the plan says so.\n",
             table(heads, [_device_row(device, rates) for device in chips]),

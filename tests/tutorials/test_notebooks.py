@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -76,6 +77,22 @@ def test_results_are_there_and_name_no_machine(text: Path) -> None:
     assert not [output for output in outputs if output["output_type"] == "error"]
     printed = "".join("".join(output.get("text", "")) for output in outputs)
     assert not re.search(r"/(home|root|tmp|work|usr)/", printed)
+
+
+def test_a_plot_without_data_is_an_error(monkeypatch) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(plt, "show", lambda: None)
+    lesson = importlib.import_module("lesson")
+    try:
+        _, (full, empty) = plt.subplots(1, 2)
+        full.plot([1, 2], [3, 4])
+        with pytest.raises(ValueError, match="without data"):
+            lesson.caption("half of it")
+        empty.plot([1, 2], [3, 4])
+        lesson.caption("all of it")
+    finally:
+        plt.close("all")
 
 
 @pytest.mark.slow
