@@ -30,7 +30,6 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.
 PlanOption = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
         dir_okay=False,
         help="Take the decisions from this plan (JSON) instead of planning.",
     ),
@@ -271,6 +270,10 @@ def decisions(options: ModelOptions, file: Path | None) -> Plan | None:
 
     try:
         return Plan.from_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PlanError(
+            f"--plan {file} does not exist; write it with tvm-fusion plan -o {file.name}"
+        ) from error
     except UnicodeDecodeError as error:
         raise PlanError(
             f"--plan {file} is not text; write it with tvm-fusion plan --format json"
