@@ -28,18 +28,29 @@ FEW = dataclasses.replace(DEVICES["sm_90"], multiprocessors=3)
 
 @functools.cache
 def made(
-    dtype: str, batch: int, columns: int, stages: int, bulk: int, rows: int = 128, warps: int = 8
+    dtype: str,
+    batch: int,
+    columns: int,
+    stages: int,
+    bulk: int,
+    rows: int = 128,
+    warps: int = 8,
+    across: str = "",
 ):
-    """The kernel of a matrix product, and its source."""
+    """The kernel of a matrix product, and its source; ``across``: operands with the reduction outermost."""
 
-    def build(builder, rows, weights):
-        return builder.emit(
-            op.matmul(rows, op.permute_dims(weights, TRANSPOSED[len(BATCH[batch])]))
+    def build(builder, x, weights):
+        swapped = TRANSPOSED[batch]
+        x = builder.emit(op.permute_dims(x, swapped)) if "rows" in across else x
+        weights = (
+            weights if "columns" in across else builder.emit(op.permute_dims(weights, swapped))
         )
+        return builder.emit(op.matmul(x, weights))
 
-    outer = BATCH[batch]
     wide = COLUMNS + 24 if bulk == 4 else COLUMNS
-    shapes = ((*outer, ROWS, DEPTH), (*outer, wide, DEPTH))
+    first = (DEPTH, ROWS) if "rows" in across else (ROWS, DEPTH)
+    second = (DEPTH, wide) if "columns" in across else (wide, DEPTH)
+    shapes = ((*BATCH[batch], *first), (*BATCH[batch], *second))
     form = products(group_function(group_module(shapes, dtype, build)))
     tile = BulkTile(rows, columns, 64, warps, 1, 1, stages, bulk=bulk, turns=8 // warps)
     func = bulk_kernel(form, tile, FEW)
@@ -47,7 +58,7 @@ def made(
 
 
 BATCH = {1: (), 2: (2,)}
-TRANSPOSED = {0: [1, 0], 1: [0, 2, 1]}
+TRANSPOSED = {1: [1, 0], 2: [0, 2, 1]}
 
 CASES = {
     "float16": ("float16", 1, 64, 3, 1),
@@ -58,10 +69,13 @@ CASES = {
     "turns": ("float16", 1, 64, 3, 4, 64, 4),
     "turns of two instructions": ("float16", 1, 64, 3, 1, 128, 4),
     "two instructions": ("float16", 1, 64, 3, 4, 256, 8),
+    "columns across": ("float16", 1, 64, 3, 1, 128, 8, "columns"),
+    "several slabs": ("bfloat16", 1, 128, 3, 1, 128, 8, "columns"),
+    "both across": ("float16", 2, 128, 3, 1, 128, 4, "rows and columns"),
 }
 
 
-def run(func, source: str, dtype: str = "float16", **options):
+def run(func, source: str, dtype: str = "float16", across: str = "", **options):
     """Results of a kernel, and what they have to be in float64: whole numbers that all types hold exactly."""
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     inputs = [
@@ -71,7 +85,8 @@ def run(func, source: str, dtype: str = "float16", **options):
         for number, param in enumerate(func.params[:-1])
     ]
     rows, weights = (array.astype("float64") for array in inputs)
-    expected = rows @ np.swapaxes(weights, -1, -2)
+    rows = np.swapaxes(rows, -1, -2) if "rows" in across else rows
+    expected = rows @ (weights if "columns" in across else np.swapaxes(weights, -1, -2))
     result = np.full(expected.shape, -1, "int16").view("float16")
     arrays = [array.view("float16") for array in (*inputs, result)]
     if dtype == "bfloat16":
@@ -86,7 +101,7 @@ def run(func, source: str, dtype: str = "float16", **options):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values(case, backward):
     func, source = made(*case)
-    found, expected = run(func, source, case[0], backward=backward)
+    found, expected = run(func, source, case[0], *case[7:], backward=backward)
     np.testing.assert_array_equal(found, expected.astype(found.dtype))
 
 

@@ -51,10 +51,12 @@ def _multiply_warpgroup(name: re.Match, operands: list) -> str:
     before, d, back = _array(sums, "float", "simt_d")
     if back or len(sums) * 2 != int(name[1]):
         raise CompilerError("sums of wgmma are emulated where they are a part of one array")
-    if add not in ("0", "1") or rest != ["1", "1", "0", "0"]:
-        raise CompilerError("wgmma is emulated without scales and transposed operands")
+    if add not in ("0", "1") or rest[:2] != ["1", "1"] or not set(rest[2:]) <= {"0", "1"}:
+        raise CompilerError("wgmma is emulated without scales")
     kind = {"f16": "kHalf", "bf16": "kBfloat16"}[name[2]]
-    arguments = f"simt::{kind}, {name[1]}, {d}, {rows}, {columns}, {add}, line"
+    arguments = (
+        f"simt::{kind}, {name[1]}, {d}, {rows}, {columns}, {add}, {' + 2 * '.join(rest[2:])}, line"
+    )
     return f"{before} simt::MultiplyWarpgroup({arguments});"
 
 

@@ -27,7 +27,8 @@ unsigned Ballot(bool vote, unsigned mask, int line);
 enum Kind { kHalf, kBfloat16, kTf32 };
 void Multiply(Kind kind, float* d, const unsigned* a, const unsigned* b, int line);
 // Of a warpgroup: `d` is written, and its bytes are NaN, until the thread waits.
-void MultiplyWarpgroup(Kind kind, int columns, float* d, uint64_t a, uint64_t b, bool add, int line);
+// `across`: 1 if the rows, 2 if the columns lie in memory with the reduction outermost.
+void MultiplyWarpgroup(Kind kind, int columns, float* d, uint64_t a, uint64_t b, bool add, int across, int line);
 void WarpgroupFence(int line);
 void WarpgroupCommit(int line);
 void WarpgroupWait(int left, int line);

@@ -40,22 +40,26 @@ static void TouchOperand(char* piece, const std::shared_ptr<Products>& products)
 }
 // PTX ISA, "Matrix descriptor format" and "Strides": lines of 128 bytes, eight of them, then a stride to the next
 // eight; bits 4 to 6 of an address are combined with bits 7 to 9.
-static void ReadOperand(uint64_t descriptor, int lines, int kind, float (*out)[16],
+static void ReadOperand(uint64_t descriptor, int lines, int kind, bool across, float (*out)[16],
                         const std::shared_ptr<Products>& products) {
   const Where where = {products->line, nullptr};
   const unsigned start = unsigned(descriptor & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1) Fail(where, "wgmma: only 128-byte swizzle is emulated, not descriptor %#lx", descriptor);
   if (descriptor >> 49 & 7) Fail(where, "wgmma: a base offset is not emulated, as in descriptor %#lx", descriptor);
-  for (int line = 0; line < lines; ++line)
-    for (int half = 0; half < 2; ++half) {
-      unsigned at = start + line / 8 * stride + line % 8 * 128 + half * 16;
+  const unsigned leading = unsigned(descriptor >> 16 & 0x3fff) << 4;
+  for (int line = 0; line < lines; line += across ? 8 : 1)
+    for (int half = 0; half < (across ? 16 : 2); ++half) {
+      // Transposed, `half` is a step of the reduction, and a piece has that of eight lines.
+      unsigned at = start + (across ? line / 64 * leading + half / 8 * stride + half % 8 * 128 + line % 64 * 2
+                                    : line / 8 * stride + line % 8 * 128 + half * 16);
       at ^= (at >> 7 & 7) << 4;
       if (at + 16 > kSharedArea) Fail(where, "wgmma: the address is not in shared memory");
       char* piece = current->block->shared + at;
       TouchOperand(piece, products);
       products->pieces.push_back(piece);
       unsigned pairs[4]; std::memcpy(pairs, piece, 16);
-      for (int k = 0; k < 8; ++k) out[line][half * 8 + k] = Widen(pairs[k / 2], k % 2, kind);
+      for (int k = 0; k < 8; ++k)
+        (across ? out[line + k][half] : out[line][half * 8 + k]) = Widen(pairs[k / 2], k % 2, kind);
     }
 }
 // Whether a thread's sums are still those that it waited for.
@@ -109,11 +113,11 @@ static void DoWarpgroup(Fiber* lanes) {
     if (post.a != first.a || post.b != first.b || post.mask != first.mask)
       Fail({first.line, nullptr}, "wgmma: descriptors of threads of a warpgroup differ");
   }
-  const int kind = first.x >> 1, columns = first.size;
+  const int kind = first.x >> 3, columns = first.size;
   auto products = std::make_shared<Products>();
   products->line = first.line; products->left = 128; products->sums = SumsOf(lanes, first);
-  ReadOperand(reinterpret_cast<uint64_t>(first.a), 64, kind, a, products);
-  ReadOperand(reinterpret_cast<uint64_t>(first.b), columns, kind, b, products);
+  ReadOperand(reinterpret_cast<uint64_t>(first.a), 64, kind, first.x & 2, a, products);
+  ReadOperand(reinterpret_cast<uint64_t>(first.b), columns, kind, first.x & 4, b, products);
   for (int j = 0; j < columns; ++j) for (int k = 0; k < 16; ++k) across[k][j] = b[j][k];
   std::vector<float>& values = products->sums->values;
   if (!(first.x & 1)) values.assign(values.size(), 0.0f);
@@ -148,14 +152,14 @@ static void ForgetProducts(Fiber& fiber) {
 static void MeetAligned(const char* name, int line) {
   Meet({kAligned, name, line, ~0u, nullptr, nullptr, nullptr, 0, 0});
 }
-void MultiplyWarpgroup(Kind kind, int columns, float* d, uint64_t a, uint64_t b, bool add, int line) {
+void MultiplyWarpgroup(Kind kind, int columns, float* d, uint64_t a, uint64_t b, bool add, int across, int line) {
   const int first = FirstOfGroup(current->warp), end = current->warp - WarpInBlock(current->warp) +
       int(warps.size() / blocks.size());
   for (int w = first; w < first + 4; ++w)
     if (w >= end || ~warps[w].alive)
       Fail({line, nullptr}, "wgmma is not reached by all 4 warps of the warpgroup of warp %d", WarpInBlock(first));
   Meet({kWarpgroup, "wgmma", line, ~0u, reinterpret_cast<const void*>(a), reinterpret_cast<const void*>(b), d,
-        kind << 1 | add, columns});
+        kind << 3 | across << 1 | add, columns});
 }
 void WarpgroupFence(int line) { MeetAligned("wgmma.fence", line); current->fenced = true; }
 void WarpgroupCommit(int line) { MeetAligned("wgmma.commit_group", line); ++current->product_groups; }

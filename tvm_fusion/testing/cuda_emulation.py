@@ -13,8 +13,8 @@ and so do variables. The threads can run in reverse order, which gives another r
 Values are not those of a GPU to the last bit: matrix instructions add their products in float32, one after the other,
 while hardware adds several at once and truncates; tf32 operands lose their last 13 bits as in hardware; fast functions
 such as ``__expf`` are the accurate ones, but those that ``--use_fast_math`` makes wrong or much worse (powers, tanh,
-sines of many turns) are as wrong. Of wgmma, only products of two operands in dynamic shared memory with the reduction
-innermost and 128-byte swizzle are covered; of the copy engine (TMA), tiles into the block's own shared memory, without
+sines of many turns) are as wrong. Of wgmma, only products of two operands in dynamic shared memory with 128-byte
+swizzle are covered; of the copy engine (TMA), tiles into the block's own shared memory, without
 swizzle or with that of 128 bytes. A copy arrives when no thread can go on without it; who may use its bytes follows
 from arrivals and waits at barriers in shared memory. A wait that never ends is an error that says what is missing. Not
 covered: wmma, barriers of part of a block, copies to several blocks of a cluster.

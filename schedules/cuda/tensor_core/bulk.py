@@ -29,9 +29,9 @@ from ....guards.bulk_tiles import (
     BulkTile,
 )
 from ....guards.warpgroup_tiles import DEPTH, ROWS, WARPS
-from .bulk_code import call, registers
+from .bulk_code import call, multiply, registers
 from .bulk_epilogue import BulkEpilogue
-from .bulk_operand import Axis, BulkOperand, bulk_operands
+from .bulk_operand import SLAB_BYTES, Axis, BulkOperand, bulk_operands
 from .device_code import OPERAND_TYPES
 from .evaluate import integer, keep
 from .form import Products
@@ -67,7 +67,7 @@ def bulk_kernel(form: Products, tile: BulkTile, device: DeviceSpec) -> tirx.Prim
         If the copy engine cannot bring the operands.
     """
     operands = bulk_operands(form)
-    if operands is None:
+    if operands is None or not takes(operands, tile):
         raise ValueError("the operands are no plain reads that tensor maps describe")
     maps: list[tirx.Var] = []
     sides = _sides(operands, tile)
@@ -85,26 +85,34 @@ def bulk_kernel(form: Products, tile: BulkTile, device: DeviceSpec) -> tirx.Prim
     )
 
 
+def takes(operands: tuple[BulkOperand, BulkOperand], tile: BulkTile) -> bool:
+    """Whether the copy engine can bring the operands of a tile."""
+    rows, columns = operands
+    return rows.takes(tile.rows) and columns.takes(tile.columns, tile.bulk)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One operand of a tile: its map's name and axes, and the bytes of a copy."""
+    """One operand of a tile: its map's name and axes, its bytes, and the copies that bring them."""
 
     name: str
     operand: BulkOperand
     axes: tuple[Axis, ...]
     nbytes: int
+    slabs: int
 
 
 def _sides(operands: tuple[BulkOperand, BulkOperand], tile: BulkTile) -> list[_Side]:
-    group = tile.bulk if operands[1].may_interleave(tile.bulk) else 1
+    parts = zip(
+        ("rows_map", "columns_map"),
+        operands,
+        (tile.rows, tile.columns),
+        (1, tile.bulk),
+        strict=True,
+    )
     return [
-        _Side("rows_map", operands[0], operands[0].axes(tile.rows), 2 * DEPTH * tile.rows),
-        _Side(
-            "columns_map",
-            operands[1],
-            operands[1].axes(tile.columns, group),
-            2 * DEPTH * tile.columns,
-        ),
+        _Side(name, own, own.axes(lines, group), 2 * DEPTH * lines, own.slabs(lines))
+        for name, own, lines, group in parts
     ]
 
 
@@ -222,12 +230,13 @@ class _BulkBody:
                 T.evaluate(call("tvmf_mbarrier_wait", at, self._empty(stage), integer(1) - parity))
                 T.evaluate(call("tvmf_mbarrier_expect", at, self._full(stage), nbytes))
                 offset = self.base + stage * integer(self.stage_bytes)
-                firsts = (row, column)
-                for side, side_map, first in zip(self.sides, self.maps, firsts, strict=True):
-                    places = [_coordinate(axis, step, first, batch) for axis in side.axes]
-                    name = f"tvmf_bulk_load_{len(places)}"
-                    T.evaluate(call(name, at, offset, side_map, self._full(stage), *places))
-                    offset = offset + integer(side.nbytes)
+                for side, side_map, first in zip(self.sides, self.maps, (row, column), strict=True):
+                    for slab in range(side.slabs):
+                        line = first + integer(DEPTH * slab) if slab else first
+                        places = [_coordinate(axis, step, line, batch) for axis in side.axes]
+                        name = f"tvmf_bulk_load_{len(places)}"
+                        T.evaluate(call(name, at, offset, side_map, self._full(stage), *places))
+                        offset = offset + integer(side.nbytes // side.slabs)
 
     # -- the warps that multiply ------------------------------------------------------------------
 
@@ -255,10 +264,7 @@ class _BulkBody:
             self._free(last, lane)
             zero = integer(0)
             place = Place(self.thread, lane, warp, zero, zero, row, column, batch)
-            interleaved = tile.bulk if self.sides[1].operand.may_interleave(tile.bulk) else 1
-            BulkEpilogue(
-                self.form, tile, place, [sums], self.shared, self.views, interleaved
-            ).emit()
+            BulkEpilogue(self.form, tile, place, [sums], self.shared, self.views, tile.bulk).emit()
 
     def _multiply_all(self, first, warp, lane) -> tirx.PrimExpr:
         """Start the multiplications of all steps of a tile; return the number of the last one's use of a slot."""
@@ -274,22 +280,29 @@ class _BulkBody:
     def _multiply(self, stage, warpgroup) -> None:
         """Start the multiplication of one step."""
         kind = OPERAND_TYPES[self.form.anchors[0].rows.dtype][0]
-        shared, columns_of = self.shared.data, self.tile.columns
+        columns_of = self.tile.columns
         slot = self.base + stage * integer(self.stage_bytes)
-        lines = slot + warpgroup * integer(2 * DEPTH * ROWS * self.fragments)
-        rows = keep(call("tvmf_wgmma_descriptor", shared, lines, result="uint64"), "rows")
+        lines = slot + warpgroup * integer(SLAB_BYTES * self.fragments)
         second = slot + integer(self.sides[0].nbytes)
-        columns = keep(call("tvmf_wgmma_descriptor", shared, second, result="uint64"), "columns")
+        rows, columns = self._descriptor(0, lines), self._descriptor(1, second)
+        across = tuple(side.operand.is_transposed for side in self.sides)
+        # Descriptors count units of 16 bytes; an instruction takes 32 of a line, or 16 lines.
+        row_step, column_step = (16 * 2 * DEPTH // 16 if is_across else 2 for is_across in across)
         T.evaluate(call("tvmf_wgmma_fence"))
         for k in range(DEPTH // 16):
             for fragment in range(self.fragments):
-                # Descriptors count units of 16 bytes; an instruction takes 32 of a line.
-                skipped = 2 * k + 2 * DEPTH * ROWS // 16 * fragment
+                skipped = row_step * k + SLAB_BYTES // 16 * fragment
                 left = rows + tirx.const(skipped, "uint64")
-                right = columns + tirx.const(2 * k, "uint64")
-                name, target = f"tvmf_wgmma_{kind}_{columns_of}", fragment * columns_of // 2
-                T.evaluate(call(name, self.sums.data, target, left, right))
+                right = columns + tirx.const(column_step * k, "uint64")
+                target = fragment * columns_of // 2
+                T.evaluate(multiply(kind, columns_of, across, self.sums.data, target, left, right))
         T.evaluate(call("tvmf_wgmma_commit"))
+
+    def _descriptor(self, number: int, offset) -> tirx.PrimExpr:
+        across = "_across" if self.sides[number].operand.is_transposed else ""
+        name = f"tvmf_wgmma_descriptor{across}"
+        made = call(name, self.shared.data, offset, result="uint64")
+        return keep(made, ("rows", "columns")[number])
 
     def _free(self, number, lane) -> None:
         """Say that this warp has read a slot."""

@@ -55,6 +55,13 @@ def _sources() -> dict[str, str]:
             "void tvmf_map_prefetch(const CUtensorMap& map) {\n"
             '  asm volatile("prefetch.tensormap [%0];" :: "l"((unsigned long long)&map) : "memory");\n}'
         ),
+        # Slabs of 64 lines by 64 steps of the reduction, each of 128 bytes of lines: from one slab to the next, and
+        # from eight steps to the next eight.
+        "tvmf_wgmma_descriptor_across": (
+            "unsigned long long tvmf_wgmma_descriptor_across(const void* shared, int offset) {\n"
+            f"  unsigned address = {at};\n"
+            "  return ((address & 0x3ffff) >> 4) | (512ull << 16) | (64ull << 32) | (1ull << 62);\n}"
+        ),
         "tvmf_warp_barrier": "void tvmf_warp_barrier() { __syncwarp(); }",
         "tvmf_wgmma_keep_1": (
             "void tvmf_wgmma_keep_1() {\n"
@@ -84,6 +91,16 @@ def registers(direction: str, count: int) -> tirx.PrimExpr:
     name = f"tvmf_registers_{direction}_{count}"
     source = f'{_HEAD}void {name}() {{ asm volatile("setmaxnreg.{direction}.sync.aligned.u32 {count};"); }}\n'
     return cuda_func_call(name, source_code=source)
+
+
+def multiply(kind: str, columns: int, across: tuple[bool, bool], *arguments) -> tirx.PrimExpr:
+    """Return a call of the instruction of a warpgroup, each operand of which may be transposed."""
+    name, flags = f"tvmf_wgmma_{kind}_{columns}", "".join(str(int(flag)) for flag in across)
+    if flags == "00":
+        return call(name, *arguments)
+    source = COMMON[name].replace(name, f"{name}_{flags}")
+    source = source.replace("1, 1, 1, 0, 0;", f"1, 1, 1, {flags[0]}, {flags[1]};")
+    return cuda_func_call(f"{name}_{flags}", *arguments, source_code=source, return_type="void")
 
 
 def call(name: str, *arguments, result: str = "void") -> tirx.PrimExpr:

@@ -5,6 +5,9 @@ are the reduction, the lines (rows or columns of the product), and each iterator
 reduction brings 64 elements, 128 bytes, of as many lines as the tile has: one line of shared memory each, pieces of 16
 bytes exchanged as ``wgmma`` wants them. What lies outside the tensor is zero, at no cost: tails need no predicate.
 
+Where the lines are innermost, a copy brings 64 of them, 128 bytes, for each of the 64 steps, and a tile takes several
+copies: *slabs* of 8 KiB. ``wgmma`` reads them as they are, transposed; only their order is that of the tensor.
+
 Lines may arrive in another order than the tensor has. With the columns of ``group`` fragments of eight interleaved (see
 ``fragments.interleave``), column ``2 * group * q + 2 * f + e`` stands in line ``8 * f + 2 * q + e``, and that is an
 order of three axes, ``e``, ``q`` and ``f``: the map has them instead of the lines, and nobody computes an address.
@@ -22,8 +25,8 @@ from .access import PIECE_BYTES
 from .affine import as_copy, steps_in
 from .form import Anchor, Iterator, Operand, Products
 
-#: Axes of a map at most, lines of a box at most, and elements of two bytes in a line of shared memory.
-_MOST_AXES, _MOST_LINES, DEPTH = 5, 256, 64
+#: Axes of a map at most, elements of two bytes in 128 bytes, and bytes of 64 of those.
+_MOST_AXES, DEPTH, SLAB_BYTES = 5, 64, 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,10 @@ class BulkOperand:
     ----------
     buffer : Buffer
         A parameter.
-    lines, depth, line_step : int
-        Lines of the operand, length of the reduction, distance of neighbouring lines in elements.
+    lines, depth : int
+        Lines of the operand and length of the reduction.
+    line_step, depth_step : int
+        Distance of neighbours along each in elements; one of them is 1.
     batch : tuple
         Iterators of the batch that it depends on, with their distances.
     """
@@ -68,11 +73,24 @@ class BulkOperand:
     lines: int
     depth: int
     line_step: int
+    depth_step: int
     batch: tuple[tuple[Iterator, int], ...]
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the lines are innermost."""
+        return self.depth_step != 1
+
+    def slabs(self, lines: int) -> int:
+        """Copies that bring so many lines."""
+        return lines // DEPTH if self.is_transposed else 1
 
     def axes(self, lines: int, group: int = 1) -> tuple[Axis, ...]:
         """The axes of the map of boxes of so many lines, of which ``group`` fragments of columns are interleaved."""
-        depth = Axis(self.depth, 1, DEPTH, "depth")
+        depth = Axis(self.depth, self.depth_step, DEPTH, "depth")
+        batch = [Axis(iterator.extent, step, 1, iterator.var) for iterator, step in self.batch]
+        if self.is_transposed:
+            return (Axis(self.lines, 1, DEPTH, "line"), depth, *batch)
         if group == 1:
             across = [Axis(self.lines, self.line_step, lines, "line")]
         else:
@@ -83,11 +101,12 @@ class BulkOperand:
                 Axis(group, 2 * step, group, "zero"),
                 Axis(self.lines // whole, whole * step, lines // whole, "line", whole),
             ]
-        batch = [Axis(iterator.extent, step, 1, iterator.var) for iterator, step in self.batch]
         return (depth, *across, *batch)
 
-    def may_interleave(self, group: int) -> bool:
-        """Whether a map can have columns interleaved."""
+    def takes(self, lines: int, group: int = 1) -> bool:
+        """Whether copies can bring so many lines, of which ``group`` fragments of columns are interleaved."""
+        if self.is_transposed:
+            return group == 1 and lines % DEPTH == 0
         return group == 1 or (not self.batch and self.lines % (COLUMNS * group) == 0)
 
 
@@ -121,21 +140,22 @@ def _operand(
     known = [*form.batch, *lines, *anchor.reduced]
     if not steps.keys() - {0} <= {iterator.var.__chandle__() for iterator in known}:
         return None
-    line_step = flat_step(lines, steps)
-    if flat_step(anchor.reduced, steps) != 1 or not line_step:
+    line_step, depth_step = flat_step(lines, steps), flat_step(anchor.reduced, steps)
+    if not line_step or not depth_step or 1 not in (line_step, depth_step):
         return None
+    outer = line_step if depth_step == 1 else depth_step
     batch = tuple(
         (iterator, steps[iterator.var.__chandle__()])
         for iterator in reversed(form.batch)
         if iterator.extent > 1 and steps.get(iterator.var.__chandle__(), 0)
     )
     # Strides of a map are multiples of 16 bytes.
-    if any(step % (PIECE_BYTES // 2) for step in (line_step, *(step for _, step in batch))):
+    if any(step % (PIECE_BYTES // 2) for step in (outer, *(step for _, step in batch))):
         return None
     if 2 + len(batch) > _MOST_AXES:
         return None
     count = math.prod(iterator.extent for iterator in lines)
-    return BulkOperand(copy.buffer, count, anchor.depth, line_step, batch)
+    return BulkOperand(copy.buffer, count, anchor.depth, line_step, depth_step, batch)
 
 
 def flat_step(iterators: Sequence[Iterator], steps: dict[int, int]) -> int | None:

@@ -17,7 +17,7 @@ from ....targets import may_bulk_copy
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
 from .access import access_of
-from .bulk import bulk_kernel
+from .bulk import bulk_kernel, takes
 from .bulk_operand import bulk_operands
 from .form import Anchor, Products
 from .groups import group_of, join_groups
@@ -61,8 +61,8 @@ class TensorCore(ScheduleTemplate):
         for chosen in alternatives("groups", ranked, values=count) if len(forms) > 1 else ranked(1):
             problem = problem_of(chosen.form)
             tiles = functools.partial(best, problem, device)
-            if may_bulk_copy(target) and not member and bulk_operands(chosen.form) is not None:
-                tiles = functools.partial(_with_bulk, tiles, bulk_choices(problem, device, _ALL))
+            if may_bulk_copy(target) and not member:
+                tiles = functools.partial(_with_bulk, tiles, _bulk(chosen.form, device))
             for choice in alternatives("tile", tiles, **OF_CHOICE):
                 if isinstance(choice.tile, BulkTile):
                     made = bulk_kernel(chosen.form, choice.tile, device)
@@ -71,6 +71,15 @@ class TensorCore(ScheduleTemplate):
                     made = kernel_of(chosen.form, choice.tile, requested)
                 return made.with_attr(PACKED, packed) if packed else made
         return None
+
+
+def _bulk(form: Products, device: DeviceSpec) -> tuple[Choice, ...]:
+    """Tiles of the copy engine that a function may have; none where it cannot bring the operands."""
+    operands = bulk_operands(form)
+    if operands is None:
+        return ()
+    found = bulk_choices(problem_of(form), device, _ALL)
+    return tuple(choice for choice in found if takes(operands, choice.tile))
 
 
 def _with_bulk(

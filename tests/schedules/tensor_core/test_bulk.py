@@ -101,6 +101,18 @@ def test_batches_and_heads_are_axes_of_the_map(tensor):
 # ---- what the copy engine takes ---------------------------------------------------------------------
 
 
+def test_weights_that_are_inputs_are_taken_as_they_lie(tensor):
+    """Where weights are no constants, nobody packs them: their columns are innermost."""
+    function = product(tensor, 136, 72, 160, constants=())
+    _, columns = bulk_operands(products(function.func))
+    assert columns.is_transposed and (columns.depth_step, columns.line_step) == (160, 1)
+    tensor.check(function, kernel(function, 64, 3, 1), arch="sm_90a")
+    with pytest.raises(ValueError, match="tensor maps"):
+        kernel(function, 64, 3, 4)
+    own = [option for option in options(function, ALLOWED) if "tile.bulk" in option]
+    assert own and all(o["tile.bulk"] == 1 and o["tile.columns"] % 64 == 0 for o in own)
+
+
 def test_a_pointwise_convolution_is_taken(tensor):
     def build(emit, x, w):
         return emit(op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI"))
@@ -115,8 +127,8 @@ REFUSED = {
     "a stride that is no multiple of 16 bytes": (
         lambda emit, x, w: emit(op.matmul(x, op.permute_dims(w))), (64, 36), (32, 36),
     ),
-    "a reduction that is not innermost": (
-        lambda emit, x, w: emit(op.matmul(x, w)), (64, 64), (64, 32),
+    "columns that are no multiple of 16 bytes": (
+        lambda emit, x, w: emit(op.matmul(x, w)), (64, 64), (64, 36),
     ),
     "padding": (
         lambda emit, x, w: emit(
@@ -170,6 +182,12 @@ def test_nothing_spills_and_the_chips_own_instructions_are_there(tensor, rows, c
     assert {"UTMALDG.2D", "UTMALDG.5D"} <= {name.rstrip("(") for name in names}
     assert any(name.startswith("USETMAXREG") for name in names)
     assert not any(name.startswith(("LDL", "STL")) for name in names)
+
+
+@pytest.mark.nvcc
+def test_transposed_operands_spill_nothing_either(tensor):
+    function = product(tensor, 512, 512, 512, constants=())
+    assert tensor.resources(kernel(function, 128, 4, 1, DEVICE, 128, 2), "sm_90a").registers == 168
 
 
 @pytest.mark.nvcc
