@@ -19,10 +19,12 @@ from tvm_fusion.schedules.decisions import deciding, recording
 from tvm_fusion.build import tir_pipeline
 from tvm_fusion.build.ptxas import assemble
 from tvm_fusion.devices import DEVICES
+from tvm_fusion.errors import LoweringError
 from tvm_fusion.guards.bulk_tiles import BulkTile, bulk_choices
 from tvm_fusion.guards.tensor_tiles import Problem
 from tvm_fusion.targets import may_bulk_copy, parse_target, with_bulk_copies
 from tvm_fusion.testing import cuda_emulation, sass
+from tvm_fusion.testing.bulk_models import compile_with_tile, feed_forward
 
 op = relax.op
 DEVICE = DEVICES["sm_90"]
@@ -31,7 +33,7 @@ FEW = dataclasses.replace(DEVICE, multiprocessors=2)
 ALLOWED = with_bulk_copies(parse_target("cuda:sm_90a"))
 
 
-def feed_forward(emit, x, w, b, r):
+def with_epilogue(emit, x, w, b, r):
     """Bias, GELU and residual."""
     return emit(op.add(emit(op.nn.gelu(emit(op.add(emit(op.matmul(x, w)), b)))), r))
 
@@ -39,7 +41,7 @@ def feed_forward(emit, x, w, b, r):
 def product(tensor, rows: int, depth: int, columns: int, dtype: str = "float16", constants=(1, 2)):
     """A product with an epilogue, its weights constant or not."""
     shapes = ((rows, depth), (depth, columns), (columns,), (rows, columns))
-    return tensor.function(feed_forward, *shapes, dtype=dtype, constants=constants)
+    return tensor.function(with_epilogue, *shapes, dtype=dtype, constants=constants)
 
 
 def kernel(
@@ -203,6 +205,27 @@ def test_the_host_makes_the_maps(tensor, tmp_path):
     path = tmp_path / "kernel.so"
     built.export_library(str(path))
     assert b"cuTensorMapEncodeTiled" in path.read_bytes()
+
+
+@pytest.mark.nvcc
+def test_a_whole_model_is_exported_with_it(tmp_path):
+    """As tuning's records would have it: planned, packed, scheduled with a decision, and one kernel."""
+    compiled = compile_with_tile(
+        feed_forward(2000, 768, 1016), BulkTile(128, 128, 64, 4, 1, 1, 4, bulk=1, turns=2)
+    )
+    compiled.export(tmp_path / "model.so")
+    code = (tmp_path / "model.so").read_bytes()
+    assert b"tvmf_bulk_load_5" not in code and b"tvmf_bulk_load_2" in code
+    assert b"cuTensorMapEncodeTiled" in code
+
+
+@pytest.mark.parametrize("shape", [(600, 520, 776), (1999, 776, 1016), (4000, 64, 3104)])
+def test_tuning_finds_it_among_many_tiles(shape):
+    tile = BulkTile(128, 128, 64, 4, 1, 1, 4, bulk=1, turns=2)
+    compiled = compile_with_tile(feed_forward(*shape), tile)
+    assert len(compiled.cuda_kernels()) == 1
+    with pytest.raises(LoweringError, match="another tile"):
+        compile_with_tile(feed_forward(*shape), dataclasses.replace(tile, stages=9))
 
 
 # ---- who may choose it -----------------------------------------------------------------------------
