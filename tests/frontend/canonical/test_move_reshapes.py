@@ -112,6 +112,33 @@ def test_a_lookup_takes_the_reshape_of_its_indices(check_pass):
     check_pass(MoveReshapes(), Before, After)
 
 
+def test_a_lookup_of_known_indices_takes_the_reshape_too(check_pass, bound):
+    """The relative positions of Swin V2: a table that is computed, at places that are stored."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((3, 2), "float32"), i: R.Tensor((6,), "int64")):
+            with R.dataflow():
+                found = R.take(R.exp(x), i, axis=0)
+                out = R.reshape(R.negative(found), R.shape([2, 3, 2]))
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor((3, 2), "float32"), i: R.Tensor((2, 3), "int64")):
+            with R.dataflow():
+                found = R.take(R.exp(x), i, axis=0)
+                out = R.negative(found)
+                R.output(out)
+            return out
+
+    places = np.array([0, 2, 1, 1, 0, 2])
+    check_pass(MoveReshapes(), bound(Before, i=places), bound(After, i=places.reshape(2, 3)))
+
+
 def test_equal_reshapes_of_one_tensor_become_one(check_pass):
     @I.ir_module
     class Before:

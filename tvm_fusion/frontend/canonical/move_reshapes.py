@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...compat import ir, relax, tvm
+from .constants import to_constant, to_numpy
 from .rewrite import BindingRewriter, op_name, static_shape, with_args, with_attrs
 
 #: Operators of one tensor that compute each element by itself.
@@ -115,7 +116,7 @@ class _Rewriter(BindingRewriter):
         if static_shape(source) == shape:
             return source
         if not isinstance(source, relax.Var):
-            return relax.op.reshape(source, shape)
+            return to_constant(to_numpy(source).reshape(shape))
         if (source, shape) not in self._reshapes:
             self._reshapes[source, shape] = self.emit(name, relax.op.reshape(source, shape))
         return self._reshapes[source, shape]
