@@ -358,6 +358,13 @@ def test_layer_normalization_with_all_outputs(run_module):
     compare(run_module, model(node, {"x": x}, ["float32"] * 3, stored), {"x": x})
 
 
+def test_layer_normalization_of_float64():
+    """TVM imports it, and cannot lower it."""
+    x, scale = numbers(2, 3, 4).astype("float64"), numbers(4, seed=1).astype("float64")
+    node = helper.make_node("LayerNormalization", ["x", "s"], ["y"])
+    compare(_compiled, model(node, {"x": x}, ["float64"], {"s": scale}), {"x": x})
+
+
 @pytest.mark.parametrize(
     "operator",
     ["Celu", "Elu", "Gelu", "Mish", "Selu", "Softplus", "ThresholdedRelu", "HardSigmoid"],

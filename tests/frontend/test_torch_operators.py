@@ -347,6 +347,21 @@ def test_divisions(agrees, dtype):
     )
 
 
+NORMS = [
+    lambda x: functional.layer_norm(x, (5, 6)),
+    lambda x: functional.layer_norm(x, (6,), x[0, 0, 0], x[0, 1, 0]),
+    lambda x: functional.group_norm(x, 2, x[0, :, 0, 0]),
+    lambda x: functional.instance_norm(x),
+    lambda x: functional.rms_norm(x, (6,), x[0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms(agrees, dtype):
+    """TVM has no norms of float64."""
+    agrees(NORMS, image(2, 4, 5, 6).to(dtype), compiled=True, rtol=1e-4, atol=1e-5)
+
+
 POWERS = [
     lambda x, n: x**2 + x**3.0 + x.abs() ** 0.5,
     lambda x, n: (n**2, n**3, n**0, 2 ** n.abs(), 1.5**n),

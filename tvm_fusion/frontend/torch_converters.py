@@ -218,6 +218,7 @@ def _elu(importer: Importer, node: fx.Node) -> ir.Expr:
 
 def _group_norm(importer: Importer, node: fx.Node) -> ir.Expr:
     """``native_group_norm``; ones and zeros where weights are None, which TVM's own converter fails on."""
+    _refuse_float64(node)
     arguments = Arguments(importer.env, node)
     x, dtype = arguments["input"], result_dtype_of_first(node)
     channels = int(arguments["C"])
@@ -230,6 +231,21 @@ def _group_norm(importer: Importer, node: fx.Node) -> ir.Expr:
         epsilon=arguments["eps"],
     )  # fmt: skip
     return importer.block_builder.emit(norm)
+
+
+def _norm(name: str) -> Converter:
+    """TVM's converter; of float64, which TVM cannot lower, PyTorch's definition by smaller operators."""
+
+    def convert(importer: Importer, node: fx.Node) -> Any:
+        _refuse_float64(node)
+        return importer.stock[name](node)
+
+    return convert
+
+
+def _refuse_float64(node: fx.Node) -> None:
+    if result_dtype_of_first(node) == "float64":
+        raise NotImplementedError("TVM has no such norm of float64")
 
 
 def result_dtype_of_first(node: fx.Node) -> str:
@@ -310,6 +326,7 @@ CONVERTERS: dict[str, Converter] = {
     "baddbmm.default": _linear_combination("baddbmm"),
     "elu.default": _elu,
     "native_group_norm.default": _group_norm,
+    **{name: _norm(name) for name in ("native_layer_norm.default", "_native_batch_norm_legit.no_stats")},
     "log1p.default": _log1p,
     **{name: _refusal(_RANDOM) for name in (
         "bernoulli.p", "bernoulli.default", "exponential.default", "randn.default", "randn_like.default",

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def layer_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """LayerNormalization with the mean and the inverse deviation, which TVM gives as empty tensors."""
-    if not any(node.output[1:]):
+    """LayerNormalization with the mean and the inverse deviation, which TVM gives as empty tensors, or of float64."""
+    x, scale, bias = editor.operands(node, 3)
+    if not any(node.output[1:]) and editor.dtype(x) != np.dtype("float64"):
         return None
     attributes = editor.attributes(node)
-    x, scale, bias = editor.operands(node, 3)
     rank = len(editor.dims(x) or ())
     if not rank:
         editor.refuse("the rank of its input is not known")
