@@ -10,7 +10,7 @@ zero. One division of iterators that run up is simplified rightly, and so are an
 (``i // 12 % 5``).
 
 Here an index is asked only whether it has such a form, which few have; ``flatten_exactly.py`` finds out whether it is
-wrong.
+wrong. The schedule primitive ``transform_block_layout`` simplifies in the same way, so templates do without it there.
 """
 
 from __future__ import annotations
@@ -95,24 +95,27 @@ class IndexForm:
 
 
 class IndexForms:
-    """The forms of the indices of one function.
+    """The forms of the indices of one function or block.
 
     Parameters
     ----------
-    func : PrimFunc
-        The function, scheduled or lowered as far as to before its buffers are flattened.
+    of : PrimFunc or SBlock
+        The function, scheduled or lowered as far as to before its buffers are flattened, or a block whose iterators
+        stand for themselves.
     """
 
-    def __init__(self, func: tirx.PrimFunc):
-        self.func = func
+    def __init__(self, of: tirx.PrimFunc | s_tir.SBlock):
+        self.body = of.body
         self._known: dict[ir.Var, IndexForm] = {}
-        self._values = dict(_values(func))
+        self._values: dict[ir.Var, ir.Range | tirx.PrimExpr] = dict(_values(of.body))
+        if isinstance(of, s_tir.SBlock):
+            self._values.update((iterator.var, iterator.dom) for iterator in of.iter_vars)
 
     def has_suspects(self) -> bool:
         """Whether any access to memory has an index that TVM may get wrong."""
-        if not any(nodes_of(self.func.body, kind) for kind in _DIVISIONS):
+        if not any(nodes_of(self.body, kind) for kind in _DIVISIONS):
             return False
-        return any(self.of(access.indices).is_suspect() for access in accesses(self.func.body))
+        return any(self.of(access.indices).is_suspect() for access in accesses(self.body))
 
     def of(self, indices: Iterable[tirx.PrimExpr]) -> IndexForm:
         """The form of all indices of one access together: they become one."""
@@ -192,9 +195,9 @@ def bindings(body: tirx.Stmt) -> dict[ir.Var, tirx.PrimExpr]:
     return bound | {let.var: let.value for let in nodes_of(body, tirx.Let)}
 
 
-def _values(func: tirx.PrimFunc) -> Mapping[ir.Var, ir.Range | tirx.PrimExpr]:
-    values: dict = {**ranges(func.body), **bindings(func.body)}
-    for realize in nodes_of(func.body, s_tir.SBlockRealize):
+def _values(body: tirx.Stmt) -> Mapping[ir.Var, ir.Range | tirx.PrimExpr]:
+    values: dict = {**ranges(body), **bindings(body)}
+    for realize in nodes_of(body, s_tir.SBlockRealize):
         iterators = (iterator.var for iterator in realize.block.iter_vars)
         values.update(zip(iterators, realize.iter_values, strict=True))
     return values

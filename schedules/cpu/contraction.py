@@ -16,6 +16,7 @@ import math
 from ...compat import s_tir, tirx
 from ..analysis import Block, nodes_of, structure
 from ..decisions import alternatives
+from ..index_forms import IndexForms
 from .tiles import Tiles
 
 #: Tasks that a kernel offers to the thread pool, where the problem has them: enough for large machines to balance.
@@ -158,6 +159,9 @@ def schedule_contraction(
     block = block_of(sch, handle)
     if not is_product_sum(sch, block):
         return False
+    changed = (handle,) if consumer is None else (handle, consumer)
+    if any(IndexForms(sch.get(one)).has_suspects() for one in changed):
+        return False  # the layouts of these blocks change
     group = grouped_channel(sch, block)
     if group is not None:
         sch.transform_block_layout(handle, _splitting(*group, len(block.extents)))

@@ -13,6 +13,7 @@ from ...compat import Target, s_tir, tirx
 from ..allocation import local_bytes
 from ..analysis import Access, Block, Structure, dtype_bytes, structure
 from ..base import Limits, ScheduleTemplate, limits
+from ..index_forms import IndexForms
 from ..steps import fuse_loops, inline_injective, isolate_outputs, loops_of
 from .elements import element_kernel
 
@@ -43,6 +44,8 @@ class Elementwise(ScheduleTemplate):
             return None
         bounds = limits(target)
         vectors = {output.name: _vector(output, bounds) for output in info.outputs}
+        if any(IndexForms(sch.get(output.handle)).has_suspects() for output in info.outputs):
+            vectors = dict.fromkeys(vectors, 1)  # vectors need another layout of the block
         if max(vectors.values(), default=1) > 1:
             wide = sch.copy()
             _schedule(wide, info, vectors, bounds)

@@ -16,6 +16,7 @@ from ..allocation import planned_shared_bytes
 from ..analysis import Access, Block, Structure, structure
 from ..base import ScheduleTemplate, limits
 from ..decisions import alternatives
+from ..index_forms import IndexForms
 from ..steps import (
     LoopRV,
     SBlockRV,
@@ -116,6 +117,8 @@ def recognise(sch: s_tir.Schedule) -> GatedForm | None:
     if bare:
         gates = _broadcast(structure(sch))
     info = inline_injective(sch, keep=gates)
+    if any(IndexForms(sch.get(block.handle)).has_suspects() for block in info.blocks):
+        return None
     return _form(info, gates) if _is_layered(info, gates) else None
 
 

@@ -216,15 +216,18 @@ def chain(name, target, shape=(14, 12)):
     return schedule(func, target)[0], x, expected(x), is_lost
 
 
+def on_cpu(func, inputs, shape):
+    named = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    made = tvm.runtime.tensor(np.zeros(shape, "float32"))
+    kernel = tvm.compile(named, target="llvm", tir_pipeline=tir_pipeline.NAME)["main"]
+    kernel(*map(tvm.runtime.tensor, inputs), made)
+    return made.numpy()
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_on_the_cpu(name):
     func, x, expected, _ = chain(name, parse_target("llvm"))
-    named = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    made = tvm.runtime.tensor(np.zeros(expected.shape, "float32"))
-    tvm.compile(named, target="llvm", tir_pipeline=tir_pipeline.NAME)["main"](
-        tvm.runtime.tensor(x), made
-    )
-    np.testing.assert_array_equal(made.numpy(), expected)
+    np.testing.assert_array_equal(on_cpu(func, [x], expected.shape), expected)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -278,3 +281,50 @@ def test_a_right_function_is_left_alone():
             assert flatten_exactly(scheduled) is scheduled
             flat = flatten_exactly(scheduled, always=True)
             assert flatten_exactly(flat, always=True) is flat
+
+
+def test_blocks_whose_layout_a_template_would_change():
+    """``transform_block_layout`` loses offsets as well: a gate that is rolled twice goes to another template."""
+
+    def make(emit, x, w):
+        return two_rolls(emit, emit(op.matmul(x, w)))
+
+    x, w = (
+        np.random.default_rng(0).standard_normal(s).astype("float32") for s in ((14, 12), (12, 16))
+    )
+    for target in (CUDA, parse_target("llvm")):
+        func = group_function(
+            group_module((x.shape, w.shape), "float32", lambda b, *i: make(b.emit, *i))
+        )
+        made = schedule(func, target)[0]
+        if target.kind.name == "cuda":
+            found = cuda_emulation.run(made, [x, w], target)[0]
+        else:
+            found = on_cpu(made, [x, w], (14, 16))
+        np.testing.assert_allclose(found, two_rolls_numpy(x @ w), rtol=1e-5, atol=1e-5)
+
+
+def test_a_gate_without_such_indices_is_still_one():
+    def make(emit, x, w):
+        return emit(op.nn.relu(rolled(emit, emit(op.matmul(x, w)), 0, 3)))
+
+    func = group_function(
+        group_module(((14, 12), (12, 16)), "float32", lambda b, x, w: make(b.emit, x, w))
+    )
+    assert schedule(func, CUDA)[1] == "gated"
+
+
+@pytest.mark.parametrize("sizes", [(2048, 256), (14, 16)])
+def test_two_outputs_of_different_sizes(sizes):
+    """One grid for both; where they are large, vectors of them."""
+
+    def make(builder, x, y):
+        return [two_rolls(builder.emit, x), builder.emit(op.nn.relu(y))]
+
+    shapes = (sizes, (sizes[0] // 2, sizes[1]))
+    func = group_function(group_module(shapes, "float32", make))
+    made = schedule(func, CUDA)[0]
+    x, y = (np.random.default_rng(1).standard_normal(s).astype("float32") for s in shapes)
+    found = cuda_emulation.run(made, [x, y], CUDA, check_races=False)
+    np.testing.assert_array_equal(found[0], two_rolls_numpy(x))
+    np.testing.assert_array_equal(found[1], np.maximum(y, 0))
