@@ -148,7 +148,8 @@ axis.bar(at + 0.2, [times[n].fused * 1e3 for n in names], 0.4, color=AFTER, labe
 axis.set_xticks(at, names)
 axis.set_xlabel("strategies")
 axis.set_ylabel("ms")
-axis.legend()
+axis.set_ylim(top=1.3 * axis.get_ylim()[1])  # room for the legend
+axis.legend(loc="upper right", ncols=2)
 caption(f"The small block, float32. {this_machine()}.")
 
 # %% [markdown]

@@ -155,7 +155,8 @@ def export_records(
         raise ValueError(f"there are records of {', '.join(archs)}; choose with --arch")
     text = export_trials(places)
     if not text:
-        raise DatabaseError(f"no kernel{f' of {arch}' if arch else ''} has a time there")
+        advice = "leave --arch out" if arch else "tune first, with tvm-fusion tune --work-dir"
+        raise DatabaseError(f"no kernel{f' of {arch}' if arch else ''} has a time there; {advice}")
     fresh = output.with_name(f".{output.name}.new")
     try:
         write_text(fresh, text)

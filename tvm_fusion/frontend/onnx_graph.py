@@ -181,7 +181,7 @@ def _fix_input(
         for size in sizes
     ):
         raise ValueError(
-            f"the shape of input {value.name!r} must be positive integers, got {given!r}{listing}"
+            f"the shape of input {value.name!r} must be positive integers below 2**31, got {given!r}{listing}"
         )
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
