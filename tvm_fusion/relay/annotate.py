@@ -75,6 +75,8 @@ class _Writer:
         self.groups = groups
         self.numerics = numerics
         graph = found.graph
+        # Reshapes that no call of the model is: what each is of, and that one's shape.
+        self.implied: dict[Any, tuple[Any, tuple[int | None, ...]]] = {}
         self.group_of = {n: name for name, p in groups.items() for n in p.operators}
         self.name_of = {node: name for name, node in found.nodes.items()}
         self._join_implied()
@@ -112,7 +114,7 @@ class _Writer:
             node = self.found.nodes[unit]
             if node not in self.hidden and not all(value in env for value in node.outputs):
                 self._bind(node, self._written(node, env), env)
-        rewriter = _Rewriter(self.found, env)
+        rewriter = _Rewriter(self.found, env, self.implied)
         body = rewriter.visit(self.found.function.body)
         for var, closure in reversed(self.found.closures):
             body = relay.Let(var, rewriter.copy(closure), body)
@@ -170,13 +172,13 @@ class _Writer:
         graph, members = self.found.graph, self.members[name]
         nodes = [self.found.nodes[member] for member in members]
         made = {value for node in nodes for value in node.outputs}
-        reads = (v for node in nodes for v in self._expression(node)[1])
+        written = [node for node in nodes if node not in self.hidden]
+        reads = (v for node in written for v in self._expression(node)[1])
         inputs = [v for v in dict.fromkeys(reads) if v not in made and not v.is_constant]
         params = [relay.var(f"p{i}", type_annotation=_type(v)) for i, v in enumerate(inputs)]
         inner: Environment = dict(zip(inputs, params, strict=True))
-        for node in nodes:
-            if node not in self.hidden:
-                self._bind(node, self._written(node, inner), inner)
+        for node in written:
+            self._bind(node, self._written(node, inner), inner)
         names = set(graph.external_outputs(members))
         results = [
             value
@@ -206,11 +208,17 @@ class _Writer:
         """An operator over what stands in ``env`` for its operands."""
         root, inputs = self._expression(node)
         own = {v: env[v] for v in inputs if not v.is_constant}
-        return _Rewriter(self.found, own).copy(root)
+        return _Rewriter(self.found, own, self.implied).copy(root)
 
-    @staticmethod
-    def _bind(node: Node, expr: Any, env: Environment) -> None:
+    def _bind(self, node: Node, expr: Any, env: Environment) -> None:
         env.update(_items(node.structure, expr))
+        if node.is_implied and node.inputs[0] in env:
+            self.implied[expr] = (env[node.inputs[0]], node.inputs[0].shape)
+        elif node.op != "reshape" and is_view(node.root) and is_view(expr):
+            # An operator that was moved before a reshape ends with one.
+            shape = _shape_of(node.root.args[0])
+            if shape is not None:
+                self.implied[expr] = (expr.args[0], shape)
 
 
 def _items(structure: Structure, expr: Any) -> Environment:
@@ -223,6 +231,13 @@ def _items(structure: Structure, expr: Any) -> Environment:
     return out
 
 
+def _shape_of(expr: Any) -> tuple[int, ...] | None:
+    """The extents of an expression of the model; None where they are not known."""
+    ty = expr._checked_type_
+    static = isinstance(ty, relay.TensorType) and all(hasattr(n, "value") for n in ty.shape)
+    return tuple(int(n.value) for n in ty.shape) if static else None
+
+
 def _type(value: Value) -> Any:
     extents = [relay.Any() if extent is None else extent for extent in value.shape]
     return relay.TensorType(extents, value.dtype)
@@ -231,7 +246,13 @@ def _type(value: Value) -> Any:
 class _Rewriter:
     """Copies an expression down to the values of an environment."""
 
-    def __init__(self, found: RelayGraph, env: Environment) -> None:
+    def __init__(
+        self,
+        found: RelayGraph,
+        env: Environment,
+        implied: Mapping[Any, tuple[Any, tuple[int | None, ...]]],
+    ) -> None:
+        self.implied = implied
         self.values = found.values
         self.bound = found.bound
         self.env = env
@@ -255,16 +276,24 @@ class _Rewriter:
             if isinstance(structure, Value) and structure.is_constant:
                 return _LIKE[expr.op.name](structure.shape, structure.dtype)
         found = self._stands_for(structure)
-        if found is None and isinstance(structure, Value) and not is_view(expr):
-            found = self._reshaped(structure)
+        if found is None and isinstance(structure, Value):
+            found = self._reshaped(structure, is_view(expr))
         return found
 
-    def _reshaped(self, value: Value) -> Any:
-        """A value of which the graph has another reshape; None if it has none."""
+    def _reshaped(self, value: Value, is_view: bool) -> Any:
+        """A value of which the graph has another reshape; None if it has none, or the model's own view makes it.
+
+        No reshape is undone by another one: with each pass there would be two more.
+        """
         source = self.bases.get(value.base)
         if source is None or value.is_constant or not value.is_static:
             return None
-        return relay.reshape(self.env[source], value.shape)
+        expr, shape = self.env[source], source.shape
+        if is_view:
+            return expr if shape == value.shape else None
+        while shape != value.shape and expr in self.implied:
+            expr, shape = self.implied[expr]
+        return expr if shape == value.shape else relay.reshape(expr, value.shape)
 
     def _stands_for(self, structure: Structure | None) -> Any:
         if structure is None:

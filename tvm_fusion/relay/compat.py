@@ -42,7 +42,11 @@ def plain_attrs(attrs: Any) -> dict[str, Any]:
     attrs : tvm.ir.Attrs or None
         What a call or a function carries.
     """
-    return {} if attrs is None else {str(key): plain(attrs[key]) for key in attrs.keys()}
+    if attrs is None or hasattr(attrs, "keys"):
+        return {} if attrs is None else {str(key): plain(attrs[key]) for key in attrs.keys()}
+    # TVM 0.16 has no Python class for the attributes of some pools: they are plain objects.
+    fields = set(dir(attrs)).difference(dir(type(attrs)))
+    return {name: plain(getattr(attrs, name)) for name in sorted(fields)}
 
 
 def plain(value: Any) -> Any:

@@ -137,6 +137,10 @@ def local_response_norm(
         ("multiply", relay.multiply, "alpha"), ("add", relay.add, "bias"), ("power", relay.power, "beta"),
     )  # fmt: skip
     for op, make, name in steps:
+        if name == "beta" and attrs[name] == 0.5:  # as of any power
+            expr = relay.sqrt(expr)
+            value = chain.step("sqrt", [value], expr, data.shape)
+            continue
         constant, operand = number(attrs[name], data.dtype)
         expr = make(expr, constant)
         value = chain.step(op, [value, operand], expr, data.shape)

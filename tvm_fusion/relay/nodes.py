@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,6 +53,11 @@ class Value:
     def is_static(self) -> bool:
         """Whether every extent is known."""
         return None not in self.shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements; every extent must be known."""
+        return math.prod(n for n in self.shape if n is not None)
 
     @functools.cached_property
     def array(self) -> np.ndarray | None:

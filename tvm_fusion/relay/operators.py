@@ -17,8 +17,8 @@ _SAME = (
 
 _IN_NN = (
     "relu prelu pad conv1d conv2d conv3d conv1d_transpose conv2d_transpose conv3d_transpose max_pool1d max_pool2d "
-    "max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool2d softmax log_softmax layer_norm group_norm "
-    "instance_norm dropout"
+    "max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "softmax log_softmax layer_norm group_norm instance_norm dropout"
 )  # fmt: skip
 
 #: Operator type in the graph of each Relay operator whose operands and results are the same there.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import expansions
+from . import counterparts, expansions
 from .compat import relay
 from .nodes import Node, Structure, Value
 from .operators import NAME_OF, VIEWS, is_binary
@@ -113,6 +113,20 @@ def _reshape(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) 
     return builder.emit("reshape", {"arg1": result.shape}, [data], call)
 
 
+def _layout(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure | None:
+    """Another order of plain axes is a transposition."""
+    source, wanted = str(attrs["src_layout"]), str(attrs["dst_layout"])
+    if not (source.isalpha() and source.isupper()) or sorted(source) != sorted(wanted):
+        return None
+    return _transpose(builder, call, args, {"axes": tuple(map(source.index, wanted))})
+
+
+def _take(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure | None:
+    if attrs["axis"] is None and args[0].is_static and len(args[0].shape) > 1:
+        return counterparts.flat_lookup(builder, call, args, attrs)
+    return slice_lookup(builder, call, args, attrs)
+
+
 def _transpose(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure:
     """Two transpositions in a row are one, or none."""
     (data,) = args
@@ -141,15 +155,14 @@ def _same(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> 
 
 
 def _filled(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure | None:
-    """A tensor of zeros or ones is constant, whatever it is made like."""
+    """A tensor of one number is constant, whatever it is made like."""
     result = builder.structure_of(call.checked_type)
-    if not result.is_static:
+    number = args[-1].array if call.op.name == "full" else int("ones" in call.op.name)
+    if not result.is_static or number is None or np.size(number) != 1:
         return None
     result.is_constant = True
-    number = np.asarray(
-        int(call.op.name == "ones_like"), result.dtype.replace("bfloat16", "float32")
-    )
-    result.data = np.broadcast_to(number, result.shape)
+    dtype = result.dtype.replace("bfloat16", "float32")
+    result.data = np.broadcast_to(np.asarray(number).astype(dtype).reshape(()), result.shape)
     return result
 
 
@@ -320,7 +333,7 @@ RULES: dict[str, Rule] = {
     **{name: _elementwise for name, op in NAME_OF.items() if is_binary(op) and op != "power"},
     **dict.fromkeys(("nn.conv1d", "nn.conv2d", "nn.conv3d"), _convolution),
     **dict.fromkeys(VIEWS, _reshape),
-    **dict.fromkeys(("broadcast_to", "broadcast_to_like", "cast", "cast_like"), _same),
+    **dict.fromkeys(("broadcast_to", "cast", "cast_like"), _same),
     **dict.fromkeys(("copy", "annotation.checkpoint"), _first),
     "concatenate": _concatenate,
     "nn.batch_matmul": _matmul,
@@ -332,21 +345,20 @@ RULES: dict[str, Rule] = {
     "power": _power,
     "split": _split,
     "strided_slice": _slice,
-    "take": slice_lookup,
+    "take": _take,
     "transpose": _transpose,
-    **dict.fromkeys(
-        (
-            "nn.global_avg_pool2d",
-            "nn.global_max_pool2d",
-            "nn.adaptive_avg_pool2d",
-            "nn.adaptive_max_pool2d",
-        ),
-        expansions.whole_map,
-    ),
+    "layout_transform": _layout,
+    "slice_like": counterparts.slice_like,
+    "broadcast_to_like": counterparts.broadcast_to_like,
+    **dict.fromkeys(("nn.global_avg_pool2d", "nn.global_max_pool2d"), expansions.whole_map),
+    **{f"nn.adaptive_avg_pool{rank}d": expansions.whole_map for rank in (1, 2, 3)},
+    **{f"nn.adaptive_max_pool{rank}d": counterparts.adaptive_max_pool for rank in (1, 2, 3)},
+    **dict.fromkeys(("nn.depth_to_space", "nn.space_to_depth"), counterparts.sub_pixel),
+    **dict.fromkeys(("all", "any"), counterparts.truth),
     **dict.fromkeys(("log2", "log10"), expansions.logarithm),
     **dict.fromkeys(("argmax", "argmin"), expansions.position),
     "nn.lrn": expansions.local_response_norm,
-    **dict.fromkeys(("zeros_like", "ones_like"), _filled),
+    **dict.fromkeys(("full", "ones", "ones_like", "zeros", "zeros_like"), _filled),
     "nn.batch_norm": expansions.batch_norm,
     "nn.l2_normalize": expansions.l2_normalize,
     "stack": expansions.stack,

@@ -359,6 +359,20 @@ def regrouped_rows(random: np.random.RandomState) -> tvm.IRModule:
 
 
 @_case
+def regrouped_projections(random: np.random.RandomState) -> tvm.IRModule:
+    """Bias before the reshape, as PyTorch's linear layers leave their importer."""
+    b = _matrices()
+    flat = relay.reshape(relay.nn.layer_norm(b, constant(random, 8), constant(random, 8)), (10, 8))
+    parts = []
+    for _ in range(3):
+        y = relay.nn.bias_add(relay.nn.dense(flat, constant(random, 8, 8)), constant(random, 8))
+        parts.append(relay.transpose(relay.reshape(y, (2, 5, 2, 4)), (0, 2, 1, 3)))
+    y = relay.nn.dense(relay.reshape(relay.exp(b), (-1, 8)), constant(random, 16, 8))
+    y = relay.reshape(relay.nn.bias_add(y, constant(random, 16)), (2, 5, 16))
+    return module(relay.Tuple([*parts, relay.multiply(y, relay.sigmoid(y))]), b)
+
+
+@_case
 def regrouped_towards_a_lookup(random: np.random.RandomState) -> tvm.IRModule:
     x, b = relay.var("x", shape=(2, 5)), _matrices()
     places = relay.reshape(relay.cast(relay.exp(x), "int32"), (10,))
@@ -397,3 +411,65 @@ def lets(random: np.random.RandomState) -> tvm.IRModule:
     v, a, b = matrix(), relay.var("a"), relay.var("b")
     body = relay.Let(b, relay.nn.relu(relay.add(a, v)), relay.Tuple([b, relay.exp(b)]))
     return module(relay.Let(a, relay.tanh(v), body), v)
+
+
+@_case
+def pools_by_equal_windows(random: np.random.RandomState) -> tvm.IRModule:
+    x, row = _map(), relay.var("row", shape=(2, 8, 6))
+    solid = relay.var("solid", shape=(1, 4, 4, 6, 8))
+    pools = [
+        relay.nn.adaptive_max_pool2d(relay.tanh(x), (3, 2)),
+        relay.nn.adaptive_avg_pool1d(row, 3), relay.nn.adaptive_max_pool1d(row, 1),
+        relay.nn.adaptive_avg_pool3d(solid, (1, 1, 1)), relay.nn.adaptive_max_pool3d(solid, (2, 3, 4)),
+    ]  # fmt: skip
+    return module(relay.Tuple([relay.nn.relu(pool) for pool in pools]), x, row, solid)
+
+
+@_case
+def shapes_of_others(random: np.random.RandomState) -> tvm.IRModule:
+    """The tensor that gives a shape is not read."""
+    v, small, long = matrix(), relay.var("small", shape=(3, 5)), relay.var("long", shape=(2, 4, 8))
+    cut = relay.slice_like(relay.exp(v), relay.tanh(small))
+    wide = relay.broadcast_to_like(relay.exp(v), relay.tanh(long))
+    view = relay.reshape_like(relay.exp(v), relay.tanh(relay.reshape(v, (8, 4))))
+    return module(relay.Tuple([relay.nn.relu(y) for y in (cut, wide, view)]), v, small, long)
+
+
+@_case
+def layouts(random: np.random.RandomState) -> tvm.IRModule:
+    x = _map()
+    y = relay.layout_transform(relay.exp(x), "NCHW", "NHWC")
+    parts = [
+        relay.nn.depth_to_space(relay.tanh(x), 2), relay.nn.depth_to_space(x, 2, mode="CDR"),
+        relay.nn.space_to_depth(x, 2),
+    ]  # fmt: skip
+    return module(relay.Tuple([relay.nn.relu(p) for p in (y, *parts)]), x)
+
+
+@_case
+def channels_last_resized(random: np.random.RandomState) -> tvm.IRModule:
+    x = relay.var("x", shape=(1, 6, 6, 8))
+    return _relu(relay.image.resize2d(relay.exp(x), (9, 12), layout="NHWC"), x)
+
+
+@_case
+def truths(random: np.random.RandomState) -> tvm.IRModule:
+    v = matrix()
+    less = relay.less(v, number(0.1))
+    found = relay.logical_or(relay.all(less, axis=1), relay.any(less, axis=[1]))
+    return module(relay.Tuple([found, relay.any(less)]), v)
+
+
+@_case
+def filled(random: np.random.RandomState) -> tvm.IRModule:
+    v = matrix()
+    y = relay.add(relay.exp(v), relay.zeros((4, 8), "float32"))
+    y = relay.multiply(y, relay.full(number(2.5), (8,)))
+    return _relu(relay.nn.dense(relay.zeros((4, 8), "float32"), constant(random, 8, 8)) + y, v)
+
+
+@_case
+def taken_from_the_whole(random: np.random.RandomState) -> tvm.IRModule:
+    v, x = matrix(), relay.var("x", shape=(3,))
+    places = relay.cast(relay.exp(x), "int32")
+    return module(relay.exp(relay.take(relay.tanh(v), places)), v, x)

@@ -208,6 +208,30 @@ def test_numbers_stay(name: str) -> None:
     assert not group_calls(fusion.StripFusion()(annotated))
 
 
+@pytest.mark.parametrize("name", case_names())
+def test_further_passes_add_nothing(name: str) -> None:
+    """Groups that stand are written again as they are, their reshapes with them."""
+    mod = make_case(name)
+    before = mod.astext(show_meta_data=False).count("reshape(")
+    once = fusion.Fuse(target=CUDA)(mod)
+    again = once
+    for _ in range(3):
+        again = fusion.Fuse(target=CUDA)(again)
+    counts = [m.astext(show_meta_data=False).count("reshape(") for m in (once, again)]
+    assert counts[1] <= max(counts[0], before)
+    assert len(group_calls(again)) == len(group_calls(once))
+
+
+def test_attributes_without_a_class() -> None:
+    """TVM 0.16 has no Python class for the attributes of some pools."""
+    x = relay.var("x", shape=(2, 8, 6))
+    attrs = relay.transform.InferType()(module(relay.nn.adaptive_avg_pool1d(x, 3), x))[
+        "main"
+    ].body.attrs
+    found = plain_attrs(attrs)
+    assert found["output_size"] == (3,) and found["layout"] == "NCW"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_graphs(seed: int) -> None:
     """Groups are convex whatever the graph, passes compose, and (for every fifth) the numbers stay."""

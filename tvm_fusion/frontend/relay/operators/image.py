@@ -29,13 +29,12 @@ def _resize(
     coordinates: str,
     rounding: str,
 ) -> ir.Expr:
-    x = site.relayout(x, layout, "NCHW")
     result = relax.op.image.resize2d(
-        x, tuple(size), layout="NCHW", method=method, coordinate_transformation_mode=coordinates,
+        x, tuple(size), layout=layout, method=method, coordinate_transformation_mode=coordinates,
         rounding_method=rounding, cubic_alpha=site.number("cubic_alpha", -0.5),
         cubic_exclude=site.integer("cubic_exclude", 0), extrapolation_value=site.number("extrapolation_value", 0.0),
     )  # fmt: skip
-    return site.relayout(site.emit(result), "NCHW", layout)
+    return site.emit(result)
 
 
 @operator("image.resize2d")
