@@ -60,3 +60,33 @@ def test_options_are_those_of_the_relax_passes() -> None:
         ]
         assert [a.arg for a in init.args.args] == names
         assert [ast.literal_eval(d) for d in init.args.defaults] == defaults
+
+
+def _set_in(file: str, name: str) -> frozenset[str]:
+    """A set of operator names that a file of tvm_fusion/relay, which cannot be imported here, spells out."""
+    import ast
+
+    tree = ast.parse((HERE.parent.parent / "tvm_fusion/relay" / file).read_text(encoding="utf-8"))
+    (value,) = [
+        item.value
+        for item in tree.body
+        if isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") == name
+    ]
+    return eval(compile(ast.Expression(value), file, "eval"), {"frozenset": frozenset})
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("move_reshapes", "_UNARY"),
+        ("move_reshapes", "_BINARY"),
+        ("move_reshapes", "_ROWS"),
+        ("slice_splits", "_READERS"),
+    ],
+)
+def test_rewrites_know_the_same_operators(file: str, name: str) -> None:
+    """A rewrite of Relax and its twin of Relay stand on either side of two TVMs: their lists must not drift apart."""
+    import importlib
+
+    twin = getattr(importlib.import_module(f"tvm_fusion.frontend.canonical.{file}"), name)
+    assert _set_in(f"{file}.py", name) == {op.removeprefix("nn.") for op in twin}

@@ -2,127 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..relay.compat import relay, tvm
+from . import relay_counterpart_cases  # noqa: F401 - registers its own
+from .relay_case_register import CASES, behind_relu, case, feature_map, matrices
 from .relay_models import batch_norm, constant, conv, conv_chain, matrix, module, number
-
-_CASES: dict[str, Callable[[np.random.RandomState], tvm.IRModule]] = {}
 
 
 def case_names() -> list[str]:
     """The names of all cases."""
-    return list(_CASES)
+    return list(CASES)
 
 
 def make_case(name: str) -> tvm.IRModule:
     """A case's module, with types."""
-    return relay.transform.InferType()(_CASES[name](np.random.RandomState(0)))
+    return relay.transform.InferType()(CASES[name](np.random.RandomState(0)))
 
 
-def _case(function: Callable[[np.random.RandomState], tvm.IRModule]) -> Callable[..., Any]:
-    _CASES[function.__name__] = function
-    return function
-
-
-def _map(name: str = "x") -> Any:
-    return relay.var(name, shape=(2, 8, 6, 6))
-
-
-def _matrices(name: str = "b") -> Any:
-    return relay.var(name, shape=(2, 5, 8))
-
-
-def _relu(body: Any, *params: Any) -> tvm.IRModule:
-    return module(relay.nn.relu(body), *params)
-
-
-@_case
+@case
 def norm_not_simplified(random: np.random.RandomState) -> tvm.IRModule:
     return conv_chain()
 
 
-@_case
+@case
 def norm_behind_bias(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     y = relay.nn.bias_add(conv(random, x, 8, 8, 3), constant(random, 8))
-    return _relu(batch_norm(random, y, 8), x)
+    return behind_relu(batch_norm(random, y, 8), x)
 
 
-@_case
+@case
 def log2(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.log2(relay.exp(v)), v)
+    return behind_relu(relay.log2(relay.exp(v)), v)
 
 
-@_case
+@case
 def standard_deviation(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.std(v, axis=[1], keepdims=True), v)
+    return behind_relu(relay.std(v, axis=[1], keepdims=True), v)
 
 
-@_case
+@case
 def l2_normalize(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.nn.l2_normalize(v, 1e-5, [1]), v)
+    return behind_relu(relay.nn.l2_normalize(v, 1e-5, [1]), v)
 
 
-@_case
+@case
 def local_response_norm(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    return _relu(relay.nn.lrn(x, size=3), x)
+    x = feature_map()
+    return behind_relu(relay.nn.lrn(x, size=3), x)
 
 
-@_case
+@case
 def layer_norm(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     return module(relay.nn.layer_norm(relay.exp(v), constant(random, 8), constant(random, 8)), v)
 
 
-@_case
+@case
 def stack(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.stack([v, relay.exp(v)], 0), v)
+    return behind_relu(relay.stack([v, relay.exp(v)], 0), v)
 
 
-@_case
+@case
 def dense(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(
+    return behind_relu(
         relay.nn.bias_add(relay.nn.dense(v, constant(random, 6, 8)), constant(random, 6)), v
     )
 
 
-@_case
+@case
 def dense_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
     v, w = matrix(), matrix("w", 16)
-    return _relu(relay.nn.dense(relay.exp(v), relay.exp(w)), v, w)
+    return behind_relu(relay.nn.dense(relay.exp(v), relay.exp(w)), v, w)
 
 
-@_case
+@case
 def batch_matmul(random: np.random.RandomState) -> tvm.IRModule:
-    b = _matrices()
-    return _relu(relay.nn.batch_matmul(b, relay.exp(b)), b)
+    b = matrices()
+    return behind_relu(relay.nn.batch_matmul(b, relay.exp(b)), b)
 
 
-@_case
+@case
 def batch_matmul_transposed_back(random: np.random.RandomState) -> tvm.IRModule:
-    b = _matrices()
+    b = matrices()
     other = relay.transpose(relay.reshape(relay.exp(b), (2, 8, 5)), (0, 2, 1))
-    return _relu(relay.nn.batch_matmul(b, other), b)
+    return behind_relu(relay.nn.batch_matmul(b, other), b)
 
 
-@_case
+@case
 def batch_matmul_plain(random: np.random.RandomState) -> tvm.IRModule:
-    b = _matrices()
+    b = matrices()
     other = relay.transpose(relay.exp(b), (0, 2, 1))
-    return _relu(relay.nn.batch_matmul(b, other, transpose_b=False), b)
+    return behind_relu(relay.nn.batch_matmul(b, other, transpose_b=False), b)
 
 
-@_case
+@case
 def powers(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     positive = relay.exp(v)
@@ -130,65 +112,65 @@ def powers(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.nn.relu(part) for part in parts]), v)
 
 
-@_case
+@case
 def difference_from_one(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.subtract(number(1.0), relay.tanh(v)), v)
+    return behind_relu(relay.subtract(number(1.0), relay.tanh(v)), v)
 
 
-@_case
+@case
 def scales_and_shifts(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = (relay.tanh(v) * number(2.0) + constant(random, 8)) * constant(random, 8)
     y = relay.negative((number(1.0) - (y - constant(random, 8))) / number(3.0))
-    return _relu(y, v)
+    return behind_relu(y, v)
 
 
-@_case
+@case
 def scale_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     scaled = relay.tanh(v) * number(2.0)
     return module(relay.Tuple([relay.nn.relu(scaled + constant(random, 8)), relay.exp(scaled)]), v)
 
 
-@_case
+@case
 def scale_behind_convolution(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    return _relu(relay.multiply(conv(random, x, 8, 8, 3), constant(random, 8, 1, 1)), x)
+    x = feature_map()
+    return behind_relu(relay.multiply(conv(random, x, 8, 8, 3), constant(random, 8, 1, 1)), x)
 
 
-@_case
+@case
 def scale_before_convolution(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     scaled = relay.multiply(relay.exp(x), constant(random, 8, 1, 1))
-    return _relu(conv(random, scaled, 8, 8, 3), x)
+    return behind_relu(conv(random, scaled, 8, 8, 3), x)
 
 
-@_case
+@case
 def padding_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     padded = relay.nn.pad(relay.tanh(x), [[0, 0], [0, 0], [1, 1], [2, 2]])
     weight = constant(random, 8, 8, 3, 3)
     y = relay.nn.conv2d(padded, weight, channels=8, kernel_size=(3, 3))
     return module(relay.Tuple([relay.nn.relu(y), relay.exp(padded)]), x)
 
 
-@_case
+@case
 def split_apart(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     left, right = relay.split(relay.tanh(x), 2, 1)
     return module(relay.Tuple([relay.nn.relu(left), relay.exp(right)]), x)
 
 
-@_case
+@case
 def split_and_joined(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    return _relu(relay.concatenate(relay.split(relay.tanh(x), 2, 1).astuple(), 1), x)
+    x = feature_map()
+    return behind_relu(relay.concatenate(relay.split(relay.tanh(x), 2, 1).astuple(), 1), x)
 
 
-@_case
+@case
 def pools_of_whole_maps(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     y = relay.tanh(x)
     pools = [
         relay.nn.global_avg_pool2d(y), relay.nn.global_max_pool2d(y), relay.nn.adaptive_avg_pool2d(y, (1, 1)),
@@ -197,26 +179,26 @@ def pools_of_whole_maps(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.nn.relu(pool) for pool in pools]), x)
 
 
-@_case
+@case
 def mean_of_other_axes(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    return _relu(relay.mean(relay.exp(x), axis=[1], exclude=True), x)
+    x = feature_map()
+    return behind_relu(relay.mean(relay.exp(x), axis=[1], exclude=True), x)
 
 
-@_case
+@case
 def broadcast(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     wide = relay.broadcast_to(relay.exp(v), (3, 4, 8))
-    return _relu(relay.add(wide, constant(random, 3, 4, 8)), v)
+    return behind_relu(relay.add(wide, constant(random, 3, 4, 8)), v)
 
 
-@_case
+@case
 def repeated_constant(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.add(relay.exp(v), relay.ones_like(v)), v)
+    return behind_relu(relay.add(relay.exp(v), relay.ones_like(v)), v)
 
 
-@_case
+@case
 def views(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = relay.reshape(relay.reshape(relay.tanh(v), (8, 4)), (2, 16))
@@ -224,57 +206,57 @@ def views(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.exp(y), relay.nn.relu(z)]), v)
 
 
-@_case
+@case
 def nothing_done(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = relay.nn.dropout(relay.exp(v)) * number(1.0) + number(0.0)
     y = relay.copy(relay.cast(relay.transpose(relay.transpose(y)), "float32"))
-    return _relu(y, v)
+    return behind_relu(y, v)
 
 
-@_case
+@case
 def channels_last(random: np.random.RandomState) -> tvm.IRModule:
     x = relay.var("x", shape=(1, 6, 6, 8))
     weight = constant(random, 3, 3, 8, 16)
     y = relay.nn.conv2d(
         x, weight, padding=(1, 1), channels=16, kernel_size=(3, 3), data_layout="NHWC", kernel_layout="HWIO"
     )  # fmt: skip
-    return _relu(y, x)
+    return behind_relu(y, x)
 
 
-@_case
+@case
 def transposed_convolution(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     weight = constant(random, 8, 4, 3, 3)
-    return _relu(relay.nn.conv2d_transpose(x, weight, channels=4, kernel_size=(3, 3)), x)
+    return behind_relu(relay.nn.conv2d_transpose(x, weight, channels=4, kernel_size=(3, 3)), x)
 
 
-@_case
+@case
 def upsampling(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    return _relu(relay.nn.upsampling(relay.exp(x), 2, 2), x)
+    x = feature_map()
+    return behind_relu(relay.nn.upsampling(relay.exp(x), 2, 2), x)
 
 
-@_case
+@case
 def choices(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = relay.where(relay.greater(v, number(0.0)), relay.exp(v), relay.tanh(v))
     return module(relay.clip(y, 0.0, 6.0), v)
 
 
-@_case
+@case
 def rows_taken(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     return module(relay.exp(relay.take(v, relay.const(np.array([1, 0, 2])), axis=0)), v)
 
 
-@_case
+@case
 def slices(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     return module(relay.exp(relay.strided_slice(relay.tanh(v), [0, 2], [4, 6])), v)
 
 
-@_case
+@case
 def neighbours_taken(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = relay.tanh(v)
@@ -284,23 +266,23 @@ def neighbours_taken(random: np.random.RandomState) -> tvm.IRModule:
     )
 
 
-@_case
+@case
 def first_places_taken_clipped(random: np.random.RandomState) -> tvm.IRModule:
     """A place behind the end of the axis is no slice."""
     v = matrix()
     return module(relay.exp(relay.take(relay.tanh(v), relay.const(9), axis=0, mode="clip")), v)
 
 
-@_case
+@case
 def part_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
+    x = feature_map()
     left, right = relay.split(relay.tanh(x), 2, 1)
     return module(relay.Tuple([relay.nn.relu(left), relay.exp(left), relay.exp(right)]), x)
 
 
-@_case
+@case
 def projections_in_one_product(random: np.random.RandomState) -> tvm.IRModule:
-    b = _matrices()
+    b = matrices()
     y = relay.nn.dense(relay.reshape(b, (10, 8)), constant(random, 24, 8))
     y = relay.add(relay.reshape(y, (2, 5, 24)), constant(random, 24))
     query, key, value = relay.split(y, 3, 2)
@@ -308,7 +290,7 @@ def projections_in_one_product(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.nn.batch_matmul(scores, value, transpose_b=False), b)
 
 
-@_case
+@case
 def parts_of_unequal_products(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     product = relay.nn.matmul(v, constant(random, 8, 12))
@@ -316,7 +298,7 @@ def parts_of_unequal_products(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.nn.softmax(one), relay.exp(other)]), v)
 
 
-@_case
+@case
 def split_product_with_two_readers(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     product = relay.nn.dense(v, constant(random, 12, 8))
@@ -333,14 +315,14 @@ def _norm(random: np.random.RandomState, x: Any, centred: bool) -> Any:
     return relay.add(y, constant(random, 8)) if centred else y
 
 
-@_case
+@case
 def norms_in_pieces(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     y = relay.tanh(v)
     return module(relay.Tuple([_norm(random, y, True), _norm(random, y, False)]), v)
 
 
-@_case
+@case
 def norm_whose_root_is_read(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     root = relay.sqrt(relay.add(relay.mean(relay.multiply(v, v), -1, True), number(1e-5)))
@@ -348,9 +330,9 @@ def norm_whose_root_is_read(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.multiply(normed, constant(random, 8)), relay.exp(normed)]), v)
 
 
-@_case
+@case
 def regrouped_rows(random: np.random.RandomState) -> tvm.IRModule:
-    b = _matrices()
+    b = matrices()
     flat = relay.reshape(relay.exp(b), (10, 8))
     y = relay.nn.relu(relay.add(relay.nn.dense(flat, constant(random, 8, 8)), constant(random, 8)))
     y = relay.nn.layer_norm(y, constant(random, 8), constant(random, 8))
@@ -358,10 +340,10 @@ def regrouped_rows(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([relay.add(b, relay.reshape(y, (2, 5, 8))), relay.exp(y)]), b)
 
 
-@_case
+@case
 def regrouped_projections(random: np.random.RandomState) -> tvm.IRModule:
     """Bias before the reshape, as PyTorch's linear layers leave their importer."""
-    b = _matrices()
+    b = matrices()
     flat = relay.reshape(relay.nn.layer_norm(b, constant(random, 8), constant(random, 8)), (10, 8))
     parts = []
     for _ in range(3):
@@ -372,104 +354,44 @@ def regrouped_projections(random: np.random.RandomState) -> tvm.IRModule:
     return module(relay.Tuple([*parts, relay.multiply(y, relay.sigmoid(y))]), b)
 
 
-@_case
+@case
 def regrouped_towards_a_lookup(random: np.random.RandomState) -> tvm.IRModule:
-    x, b = relay.var("x", shape=(2, 5)), _matrices()
+    x, b = relay.var("x", shape=(2, 5)), matrices()
     places = relay.reshape(relay.cast(relay.exp(x), "int32"), (10,))
     rows = relay.take(constant(random, 20, 8), places, axis=0)
     y = relay.reshape(relay.multiply(rows, number(3.0)), (2, 5, 8))
-    return _relu(relay.add(y, b), x, b)
+    return behind_relu(relay.add(y, b), x, b)
 
 
-@_case
+@case
 def regrouped_products_of_parameters(random: np.random.RandomState) -> tvm.IRModule:
-    b, w = _matrices(), matrix("w", 16)
+    b, w = matrices(), matrix("w", 16)
     y = relay.nn.dense(relay.reshape(relay.exp(b), (10, 8)), relay.exp(w))
     return module(relay.nn.relu(relay.reshape(relay.tanh(y), (2, 5, 16))), b, w)
 
 
-@_case
+@case
 def positions(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     return module(relay.add(relay.argmax(v, axis=1), relay.const(1, "int32")), v)
 
 
-@_case
+@case
 def constant_expressions(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
-    return _relu(relay.add(relay.exp(v), relay.nn.relu(relay.transpose(constant(random, 8, 4)))), v)
+    return behind_relu(
+        relay.add(relay.exp(v), relay.nn.relu(relay.transpose(constant(random, 8, 4)))), v
+    )
 
 
-@_case
+@case
 def narrow_floats(random: np.random.RandomState) -> tvm.IRModule:
     v = matrix()
     return module(relay.cast(relay.nn.relu(relay.cast(relay.exp(v), "float16")), "float32"), v)
 
 
-@_case
+@case
 def lets(random: np.random.RandomState) -> tvm.IRModule:
     v, a, b = matrix(), relay.var("a"), relay.var("b")
     body = relay.Let(b, relay.nn.relu(relay.add(a, v)), relay.Tuple([b, relay.exp(b)]))
     return module(relay.Let(a, relay.tanh(v), body), v)
-
-
-@_case
-def pools_by_equal_windows(random: np.random.RandomState) -> tvm.IRModule:
-    x, row = _map(), relay.var("row", shape=(2, 8, 6))
-    solid = relay.var("solid", shape=(1, 4, 4, 6, 8))
-    pools = [
-        relay.nn.adaptive_max_pool2d(relay.tanh(x), (3, 2)),
-        relay.nn.adaptive_avg_pool1d(row, 3), relay.nn.adaptive_max_pool1d(row, 1),
-        relay.nn.adaptive_avg_pool3d(solid, (1, 1, 1)), relay.nn.adaptive_max_pool3d(solid, (2, 3, 4)),
-    ]  # fmt: skip
-    return module(relay.Tuple([relay.nn.relu(pool) for pool in pools]), x, row, solid)
-
-
-@_case
-def shapes_of_others(random: np.random.RandomState) -> tvm.IRModule:
-    """The tensor that gives a shape is not read."""
-    v, small, long = matrix(), relay.var("small", shape=(3, 5)), relay.var("long", shape=(2, 4, 8))
-    cut = relay.slice_like(relay.exp(v), relay.tanh(small))
-    wide = relay.broadcast_to_like(relay.exp(v), relay.tanh(long))
-    view = relay.reshape_like(relay.exp(v), relay.tanh(relay.reshape(v, (8, 4))))
-    return module(relay.Tuple([relay.nn.relu(y) for y in (cut, wide, view)]), v, small, long)
-
-
-@_case
-def layouts(random: np.random.RandomState) -> tvm.IRModule:
-    x = _map()
-    y = relay.layout_transform(relay.exp(x), "NCHW", "NHWC")
-    parts = [
-        relay.nn.depth_to_space(relay.tanh(x), 2), relay.nn.depth_to_space(x, 2, mode="CDR"),
-        relay.nn.space_to_depth(x, 2),
-    ]  # fmt: skip
-    return module(relay.Tuple([relay.nn.relu(p) for p in (y, *parts)]), x)
-
-
-@_case
-def channels_last_resized(random: np.random.RandomState) -> tvm.IRModule:
-    x = relay.var("x", shape=(1, 6, 6, 8))
-    return _relu(relay.image.resize2d(relay.exp(x), (9, 12), layout="NHWC"), x)
-
-
-@_case
-def truths(random: np.random.RandomState) -> tvm.IRModule:
-    v = matrix()
-    less = relay.less(v, number(0.1))
-    found = relay.logical_or(relay.all(less, axis=1), relay.any(less, axis=[1]))
-    return module(relay.Tuple([found, relay.any(less)]), v)
-
-
-@_case
-def filled(random: np.random.RandomState) -> tvm.IRModule:
-    v = matrix()
-    y = relay.add(relay.exp(v), relay.zeros((4, 8), "float32"))
-    y = relay.multiply(y, relay.full(number(2.5), (8,)))
-    return _relu(relay.nn.dense(relay.zeros((4, 8), "float32"), constant(random, 8, 8)) + y, v)
-
-
-@_case
-def taken_from_the_whole(random: np.random.RandomState) -> tvm.IRModule:
-    v, x = matrix(), relay.var("x", shape=(3,))
-    places = relay.cast(relay.exp(x), "int32")
-    return module(relay.exp(relay.take(relay.tanh(v), places)), v, x)
