@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.registry import spaces
@@ -16,7 +18,15 @@ from tvm_fusion.guards.attention_tiles import (
 )
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
-from tvm_fusion.testing.attention import added, attention_function, causal, plain, zeroed
+from tvm_fusion.testing.attention import (
+    added,
+    attention_function,
+    causal,
+    plain,
+    scaled,
+    undefined,
+    zeroed,
+)
 
 PROBLEMS = {
     "bert128": AttentionProblem(12, 128, 128, 64, 64),
@@ -126,6 +136,8 @@ def of(length: int, width: int) -> list[tuple[int, ...]]:
     return [(4, 32, length, width)] * 3
 
 
+negative = functools.partial(scaled, scale=-0.125, values=2.0)
+
 #: What is compiled for every arch: the function's maker and its shapes, by width.
 FORMS = {
     "plain": (plain, lambda width: of(2048, width)),
@@ -136,6 +148,8 @@ FORMS = {
     "mask": (added, lambda width: [*of(512, width), (4, 1, 512, 512)]),
     "mask, tails": (added, lambda width: [*of(501, width), (4, 1, 501, 501)]),
     "zeros": (zeroed, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+    "zeros for NaN": (undefined, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+    "negative": (negative, lambda width: of(501, width)),
 }
 
 
