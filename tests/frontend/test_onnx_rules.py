@@ -19,7 +19,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 some = settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": TensorProto.UINT8,
-         "int8": TensorProto.INT8, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}  # fmt: skip
+         "int8": TensorProto.INT8, "int64": TensorProto.INT64, "bool": TensorProto.BOOL,
+         "float64": TensorProto.DOUBLE}  # fmt: skip
 
 
 def model(node, inputs, outputs=("float32",), stored=(), opset=17):
