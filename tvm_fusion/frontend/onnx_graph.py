@@ -290,6 +290,8 @@ def refuse_unknown_operators(
             missing.append(f"{label} (node {node.name!r})")
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        if any(node.op_type in CONTROL_FLOW for node in graph.node):
+            more += "; store in the model the input that a condition or a count depends on"
         raise UnsupportedOperatorError(
             f"the model (opset {opset}) uses operators that cannot be imported: {', '.join(missing[:5])}{more}"
         )
