@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm_fusion.schedules import schedule
 from tvm_fusion.schedules.analysis import nodes_of
+from tvm_fusion.schedules.cuda.elementwise import Elementwise
 from tvm_fusion.schedules.flatten_exactly import flatten_exactly, passes_before_flattening
 from tvm_fusion.schedules.index_forms import IndexForms, accesses
 from tvm_fusion.schedules.integer_values import values_of
@@ -314,17 +315,22 @@ def test_a_gate_without_such_indices_is_still_one():
     assert schedule(func, CUDA)[1] == "gated"
 
 
-@pytest.mark.parametrize("sizes", [(2048, 256), (14, 16)])
-def test_two_outputs_of_different_sizes(sizes):
-    """One grid for both; where they are large, vectors of them."""
+@pytest.mark.parametrize(("rolls", "is_wide"), [(1, True), (2, False)])
+def test_vectors_of_large_outputs(rolls, is_wide):
+    """They need another layout of the block, which only simple indices survive."""
+    shapes = ((1 << 18,), (1 << 17,))
+    by = (3, 2)[:rolls]
 
     def make(builder, x, y):
-        return [two_rolls(builder.emit, x), builder.emit(op.nn.relu(y))]
+        for shift in by:
+            x = rolled(builder.emit, x, 0, shift)
+        return [builder.emit(op.nn.relu(x)), builder.emit(op.nn.relu(y))]
 
-    shapes = (sizes, (sizes[0] // 2, sizes[1]))
     func = group_function(group_module(shapes, "float32", make))
-    made = schedule(func, CUDA)[0]
+    made = Elementwise().apply(func, CUDA).mod["main"]
+    kinds = [int(loop.kind) for loop in nodes_of(made.body, tirx.For)]
+    assert (int(tirx.ForKind.VECTORIZED) in kinds) == is_wide
     x, y = (np.random.default_rng(1).standard_normal(s).astype("float32") for s in shapes)
     found = cuda_emulation.run(made, [x, y], CUDA, check_races=False)
-    np.testing.assert_array_equal(found[0], two_rolls_numpy(x))
+    np.testing.assert_array_equal(found[0], np.maximum(np.roll(x, -sum(by), 0), 0))
     np.testing.assert_array_equal(found[1], np.maximum(y, 0))
