@@ -36,6 +36,7 @@ def made(
     rows: int = 128,
     warps: int = 8,
     across: str = "",
+    constant: bool = False,
 ):
     """The kernel of a matrix product, and its source; ``across``: operands with the reduction outermost."""
 
@@ -52,6 +53,8 @@ def made(
     second = (DEPTH, wide) if "columns" in across else (wide, DEPTH)
     shapes = ((*BATCH[batch], *first), (*BATCH[batch], *second))
     form = products(group_function(group_module(shapes, dtype, build)))
+    if constant:
+        form = dataclasses.replace(form, constants=(form.params[1],))
     tile = BulkTile(rows, columns, 64, warps, 1, 1, stages, bulk=bulk, turns=8 // warps)
     func = bulk_kernel(form, tile, FEW)
     return func, cuda_source(func, TARGET)
@@ -69,6 +72,8 @@ CASES = {
     "turns": ("float16", 1, 64, 3, 4, 64, 4),
     "turns of two instructions": ("float16", 1, 64, 3, 1, 128, 4),
     "two instructions": ("float16", 1, 64, 3, 4, 256, 8),
+    "constant weights": ("float16", 1, 64, 3, 4, 128, 8, "", True),
+    "constant weights, turns": ("float16", 1, 128, 4, 1, 128, 4, "", True),
     "columns across": ("float16", 1, 64, 3, 1, 128, 8, "columns"),
     "several slabs": ("bfloat16", 1, 128, 3, 1, 128, 8, "columns"),
     "both across": ("float16", 2, 128, 3, 1, 128, 4, "rows and columns"),
@@ -101,8 +106,24 @@ def run(func, source: str, dtype: str = "float16", across: str = "", **options):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values(case, backward):
     func, source = made(*case)
-    found, expected = run(func, source, case[0], *case[7:], backward=backward)
+    found, expected = run(func, source, case[0], *case[7:8], backward=backward)
     np.testing.assert_array_equal(found, expected.astype(found.dtype))
+
+
+def test_constants_are_copied_before_the_wait_for_the_previous_kernel():
+    _, source = made(*CASES["constant weights"])
+    names = re.findall(
+        r"tvmf_(bulk_load_\d|wait_for_previous)\(", source[source.index('extern "C"') :]
+    )
+    assert names == [
+        *["bulk_load_5"] * 3, "wait_for_previous", *["bulk_load_2"] * 3, "bulk_load_2", "bulk_load_5",
+        "wait_for_previous",
+    ]  # fmt: skip
+    _, source = made(*CASES["interleaved"])
+    names = re.findall(
+        r"tvmf_(bulk_load_\d|wait_for_previous)\(", source[source.index('extern "C"') :]
+    )
+    assert names == ["wait_for_previous", "bulk_load_2", "bulk_load_5", "wait_for_previous"]
 
 
 def broken(source: str, call: str, number: int, by: str = "") -> str:

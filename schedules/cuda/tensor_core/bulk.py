@@ -169,7 +169,6 @@ class _BulkBody:
             T.evaluate(call("tvmf_mbarrier_fence"))
         T.evaluate(call("tvmf_let_next_start"))
         T.evaluate(call("tvmf_barrier"))
-        T.evaluate(call("tvmf_wait_for_previous"))
         with T.If(self.thread >= integer(tile.consumers)):
             with T.Then():
                 T.evaluate(registers("dec", PRODUCER_REGISTERS))
@@ -177,6 +176,7 @@ class _BulkBody:
                     self._produce()
             with T.Else():
                 T.evaluate(registers("inc", CONSUMER_REGISTERS))
+                T.evaluate(call("tvmf_wait_for_previous"))
                 self._consume()
 
     # -- the ring ---------------------------------------------------------------------------------
@@ -219,24 +219,60 @@ class _BulkBody:
     # -- the warp that copies ---------------------------------------------------------------------
 
     def _produce(self) -> None:
-        at = self.shared.data
+        """Start the copies; those of constants that fill the ring first, while the previous kernel may still run."""
         for side_map in self.maps:
             T.evaluate(call("tvmf_map_prefetch", side_map))
-        nbytes = sum(side.nbytes for side in self.sides)
+        early = min(self.tile.stages, self.steps) if self._is_constant(1) else 0
+        if early:
+            place = self._place(integer(0))
+            for step in range(early):
+                self._expect(integer(step))
+                self._copy(1, integer(step), integer(step), place)
+        T.evaluate(call("tvmf_wait_for_previous"))
+        for step in range(early):
+            self._copy(0, integer(step), integer(step), place)
         with T.serial(0, self.count) as turn:
-            row, column, batch = self._place(turn)
+            place = self._place(turn)
             with T.serial(0, self.steps) as step:
-                stage, parity = self._slot(turn * integer(self.steps) + step)
-                T.evaluate(call("tvmf_mbarrier_wait", at, self._empty(stage), integer(1) - parity))
-                T.evaluate(call("tvmf_mbarrier_expect", at, self._full(stage), nbytes))
-                offset = self.base + stage * integer(self.stage_bytes)
-                for side, side_map, first in zip(self.sides, self.maps, (row, column), strict=True):
-                    for slab in range(side.slabs):
-                        line = first + integer(DEPTH * slab) if slab else first
-                        places = [_coordinate(axis, step, line, batch) for axis in side.axes]
-                        name = f"tvmf_bulk_load_{len(places)}"
-                        T.evaluate(call(name, at, offset, side_map, self._full(stage), *places))
-                        offset = offset + integer(side.nbytes // side.slabs)
+                number = turn * integer(self.steps) + step
+                if early:
+                    with T.If(number >= integer(early)), T.Then():
+                        self._copy_step(number, step, place)
+                else:
+                    self._copy_step(number, step, place)
+
+    def _copy_step(self, number, step, place) -> None:
+        """Wait for room, and start the copies of one step."""
+        stage, parity = self._slot(number)
+        at, free = self.shared.data, integer(1) - parity
+        T.evaluate(call("tvmf_mbarrier_wait", at, self._empty(stage), free))
+        self._expect(stage)
+        for side in range(len(self.sides)):
+            self._copy(side, stage, step, place)
+
+    def _expect(self, stage) -> None:
+        """Say how many bytes will come into a slot."""
+        nbytes = sum(side.nbytes for side in self.sides)
+        T.evaluate(call("tvmf_mbarrier_expect", self.shared.data, self._full(stage), nbytes))
+
+    def _copy(self, number: int, stage, step, place) -> None:
+        """Start the copies of one operand."""
+        side, batch = self.sides[number], place[2]
+        offset = self.base + stage * integer(self.stage_bytes)
+        if number:
+            offset = offset + integer(self.sides[0].nbytes)
+        for slab in range(side.slabs):
+            line = place[number] + integer(DEPTH * slab) if slab else place[number]
+            places = [_coordinate(axis, step, line, batch) for axis in side.axes]
+            name = f"tvmf_bulk_load_{len(places)}"
+            at, full = self.shared.data, self._full(stage)
+            T.evaluate(call(name, at, offset, self.maps[number], full, *places))
+            offset = offset + integer(side.nbytes // side.slabs)
+
+    def _is_constant(self, number: int) -> bool:
+        """Whether an operand is the same at every call."""
+        buffer = self.sides[number].operand.buffer
+        return any(buffer.same_as(constant) for constant in self.form.constants)
 
     # -- the warps that multiply ------------------------------------------------------------------
 
