@@ -12,7 +12,8 @@ that reads through a ReLU.
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
 (``propagate_nan.py``); for the CPU that is done too, and tangents of small numbers are exact (``exact_tanh.py``).
-Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``).
+Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``). Functions whose indices TVM would get
+wrong where it flattens buffers come with flat ones (``schedules/flatten_exactly.py``).
 """
 
 from __future__ import annotations
