@@ -112,3 +112,25 @@ def test_is_named(kind: str, edge: str) -> None:
     for node in {"Softmax_weights", name}:
         text = str(tf.explain(module, target="cuda:sm_90", node=node))
         assert f"{name} (" in text and "stops attention around Softmax_weights" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "attributes"),
+    [(2, {}), (2, {"is_causal": 1}), (1, {}), (2, {"softcap": 2.0})],
+    ids=["plain", "causal", "grouped", "cap"],
+)
+def test_the_operator_of_onnx(keys: int, attributes: dict) -> None:
+    """Its function selects zeros for rows without any key, of which there are none without a mask."""
+    shapes = [SHAPE, *[(1, keys, *SHAPE[2:])] * 2]
+    values = [
+        helper.make_tensor_value_info(n, FLOAT, s) for n, s in zip("qkv", shapes, strict=True)
+    ]
+    result = helper.make_tensor_value_info("out", FLOAT, SHAPE)
+    node = helper.make_node("Attention", [*"qkv"], ["out"], "Attention", **attributes)
+    graph = helper.make_graph([node], "attention", values, [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    module = tf.frontend.onnx.load(model, dtype="float16")
+    plan = EmulatedPlan(module, parse_target("cuda:sm_90"))
+    # A view of repeated heads may be left, which is no kernel.
+    assert "attention" in plan.templates.values()
+    assert set(plan.templates.values()) <= {"attention", "default"}

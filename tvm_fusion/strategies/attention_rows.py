@@ -47,7 +47,9 @@ class ZeroedRows:
         if not self._is_zero(zero) or not self._is(kept, self.softmax.outputs[0]):
             raise Stopped(self.where, "it selects something else than zeros and the softmax")
         if not self._holds(condition, swapped):
-            raise Stopped(self.where, "its condition is not that a row has no key")
+            raise Stopped(
+                self.where, "its condition is read neither from the weights nor from the scores"
+            )
         return self.members
 
     def _is_zero(self, value: object) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from ...compat import ir, tvm
 from .constants import is_constant, to_constant, to_numpy
 from .elementwise import BINARY
-from .rewrite import BindingRewriter, dims, op_name, with_args
+from .rewrite import BindingRewriter, dims, op_name, same_type, with_args
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.CompactConstants")
@@ -17,7 +17,8 @@ class CompactConstants:
     """A full [1, 64, 56, 56] bias whose values repeat over H and W -> [1, 64, 1, 1].
 
     Only operands of broadcasting elementwise operators, and only along axes whose extent the other
-    operand gives. A side of ``where`` that is one number, whatever its shape, becomes a scalar.
+    operand gives. A side of ``where`` that is one number, whatever its shape, becomes a scalar; a condition that is
+    the same everywhere leaves one side.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -29,12 +30,25 @@ class _Rewriter(BindingRewriter):
         if not any(is_constant(arg) for arg in getattr(value, "args", ())):
             return value
         if op_name(value) == "where":
-            return _scalar_sides(value)
+            side = _only_side(self.typed(value))
+            return _scalar_sides(value) if side is None else side
         if op_name(value) not in BINARY:
             return value
         return compact_operands(
             self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None
         )
+
+
+def _only_side(call: ir.Call) -> ir.Expr | None:
+    """What a ``where`` of a constant condition gives, if that is one side as it is."""
+    condition, one, other = call.args
+    if not is_constant(condition) or to_numpy(condition).size == 0:
+        return None
+    values = to_numpy(condition)
+    if not (values.all() or not values.any()):
+        return None
+    side = one if values.all() else other
+    return side if same_type(side, call) and not is_constant(side) else None
 
 
 def _scalar_sides(call: ir.Call) -> ir.Call:
