@@ -309,7 +309,7 @@ def test_an_output_on_a_full_disk_is_named(model, tmp_path, faked, capsys) -> No
     for option in ("-o", "--html"):
         assert main([*arguments, option, "/dev/full"]) == 2
         assert capsys.readouterr().err.splitlines()[-1] == (
-            "tvm-fusion: No space left on device: /dev/full"
+            "tvm-fusion: No space left on device: /dev/full; make room, or name a place on another disk"
         )
 
 

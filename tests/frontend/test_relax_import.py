@@ -88,9 +88,10 @@ def test_json_with_parameters(tmp_path, operators):
 
 
 def test_suffix_and_missing_file(tmp_path):
+    (tmp_path / "there.tflite").write_bytes(b"TFL3")
     with pytest.raises(InvalidModelError, match=r"must end in \.onnx, \.pt2, \.json"):
-        load(tmp_path / "model.tflite")
-    for name in ("model.onnx", "model.pt2", "model.json"):
+        load(tmp_path / "there.tflite")
+    for name in ("model.onnx", "model.pt2", "model.json", "model.tflite"):
         with pytest.raises(InvalidModelError, match="does not exist"):
             load(tmp_path / name)
         (tmp_path / name).mkdir()

@@ -156,7 +156,7 @@ def test_bad_arguments():
     assert kernels(text) == ["k"]
     with pytest.raises(ValueError, match="defines the kernels"):
         emulate(text, ONE_BLOCK, arrays(), kernel="other")
-    with pytest.raises(ValueError, match="b_ptr has no array"):
+    with pytest.raises(ValueError, match="parameter b has no array"):
         emulate(text, ONE_BLOCK, {"a": arrays()["a"]})
     with pytest.raises(ValueError, match="not contiguous"):
         emulate(text, ONE_BLOCK, {**arrays(), "a": arrays(128)["a"][::2]})
