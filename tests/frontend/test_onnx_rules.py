@@ -196,6 +196,21 @@ def test_resize(run_module, case, height, width):
     compare(run_module, model(node, {"x": x}, stored=stored, opset=18), {"x": x}, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("factor", [1.6, 2.0, 0.5])
+def test_half_pixels_of_opset_11(run_module, mode, factor):
+    """``tf_half_pixel_for_nn``, which later versions do not have."""
+    x = numbers(1, 2, 6, 10)
+    node = helper.make_node(
+        "Resize", ["x", "roi", "s"], ["y"], mode=mode, nearest_mode="floor",
+        coordinate_transformation_mode="tf_half_pixel_for_nn",
+    )  # fmt: skip
+    stored = {"roi": np.zeros(0, "float32"), "s": np.array([1, 1, factor, 2.0], "float32")}
+    proto = model(node, {"x": x}, stored=stored, opset=11)
+    onnxruntime.InferenceSession(proto.SerializeToString())  # or the comparison would be skipped
+    compare(run_module, proto, {"x": x})
+
+
 @some
 @given(
     st.sampled_from(["nearest", "linear"]),

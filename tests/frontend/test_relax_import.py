@@ -87,6 +87,12 @@ def test_json_with_parameters(tmp_path, operators):
     assert [param.name for param in mod["main"].params] == ["x"]
 
 
+@pytest.mark.parametrize("shape", [[1, 2], (1, 3, 4, 4), "1x3", 5])
+def test_sizes_without_names_are_refused(tmp_path, shape):
+    with pytest.raises(ValueError, match="must map names of inputs to sizes"):
+        load(tmp_path / "model.onnx", shape=shape)
+
+
 def test_suffix_and_missing_file(tmp_path):
     (tmp_path / "there.tflite").write_bytes(b"TFL3")
     with pytest.raises(InvalidModelError, match=r"must end in \.onnx, \.pt2, \.json"):

@@ -65,6 +65,10 @@ def load(
     ValueError
         If ``shape`` or ``dtype`` does not fit, or ``params`` is given for another kind of file.
     """
+    if shape is not None and not isinstance(shape, Mapping):
+        raise ValueError(
+            f"shape must map names of inputs to sizes, as {{'x': (1, 3)}}, got {shape!r}"
+        )
     path = Path(path)
     if path.is_dir():
         raise InvalidModelError(f"{str(path)!r} is a folder; name a model file")

@@ -8,6 +8,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_fusion.frontend.canonical import ConvertDtype
+from tvm_fusion.frontend.canonical.constants import cast
 
 
 @I.ir_module
@@ -133,3 +134,17 @@ def test_what_tvm_has_in_float32_only_stays_there(operators):
     assert str(wide["main"].ret_ty.dtype) == "bfloat16"
     half = ConvertDtype("float16")(Norm)  # TVM has it in float16
     assert [op for _, op in operators(half)] == ["nn.group_norm", "nn.relu"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", [1e-60, -1e-60, 0.0, -0.0, np.nan, 1e-3, 1e60])
+def test_a_single_number_that_is_not_0_stays_so(dtype, number):
+    found = cast(np.array([number]), dtype, saturate=True).astype("float64")
+    assert np.sign(found) == np.sign(number) or (np.isnan(number) and np.isnan(found))
+    assert np.isnan(number) or np.isfinite(found)
+    assert abs(found) < 1e-3 or abs(number) >= 1e-3 or np.isnan(number)
+
+
+def test_of_many_numbers_small_ones_become_0():
+    assert not cast(np.full(2, 1e-60), "float16", saturate=True).any()
+    assert not cast(np.full(1, 1e-60), "float16").any()

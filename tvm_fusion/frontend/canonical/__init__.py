@@ -31,6 +31,7 @@ from .slice_lookups import SliceLookups
 from .slice_splits import SliceSplits
 from .split_products import SplitProducts
 from .unstack_reductions import UnstackReductions
+from .widen_orders import WidenOrders
 from .widen_sums import WidenSums
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "SliceSplits",
     "SplitProducts",
     "UnstackReductions",
+    "WidenOrders",
     "WidenSums",
     "canonicalize",
 ]
@@ -133,7 +135,7 @@ def canonicalize(
         passes += [ConvertDtype(dtype), RemoveNoOps()]
     if makers:
         # After the conversion, which takes casts away.
-        passes.append(WidenSums())
+        passes += [WidenSums(), WidenOrders()]
     if dtype in ("float16", "bfloat16") or channels_last:
         # Last: it knows the canonical operators only. Transposes that meet are removed once more.
         passes += [ConvertLayout(), RemoveNoOps()]

@@ -88,7 +88,8 @@ def cast(array: np.ndarray, dtype: str, *, saturate: bool = False) -> np.ndarray
 
     With ``saturate``, finite floats out of range become the largest finite value instead of
     infinity: attention masks come as -1e9 or -3.4e38, and as float16 infinities they would turn
-    softmax into NaN.
+    softmax into NaN. A single number that is not 0 stays so, as the smallest of its sign: an epsilon
+    keeps quotients and logarithms finite.
     """
     target = np_dtype(dtype)
     if array.dtype == target:
@@ -98,8 +99,11 @@ def cast(array: np.ndarray, dtype: str, *, saturate: bool = False) -> np.ndarray
         low, high = float(array.min()), float(array.max())
         if not (low >= -limit and high <= limit):  # NaN comes here too
             array = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
-    with np.errstate(over="ignore"):
-        return array.astype(target)
+    with np.errstate(over="ignore", under="ignore"):
+        result = array.astype(target)
+        if saturate and result.size == 1 and not result.any() and array.any():
+            return np.nextafter(result, np.sign(array).astype(target))
+        return result
 
 
 def is_float(dtype: str) -> bool:

@@ -19,7 +19,7 @@ class ConvertDtype:
     Types are deduced anew; casts between these dtypes disappear; integers and booleans stay. An
     operator that TVM has in float32 only (a group norm, for bfloat16) stays there, between casts.
     Constants out of the new range become its largest finite value (a mask of -1e9 must not become
-    -inf).
+    -inf), and a single number that would become 0 its smallest (an epsilon of 1e-12 keeps a quotient finite).
 
     Parameters
     ----------

@@ -208,6 +208,8 @@ def _coordinates(axis: _Axis, transform: str) -> np.ndarray:
         return y * (end - start) * last / (width - 1) + start * last
     if transform == "pytorch_half_pixel" and axis.after == 1:
         return y * 0
+    if transform == "tf_half_pixel_for_nn":  # of opset 11 alone
+        return (y + 0.5) / axis.scale
     half = (y + 0.5) / axis.scale - 0.5
     if transform == "half_pixel_symmetric":
         half = half + axis.before / 2 * (1 - axis.after / width)
