@@ -1,4 +1,4 @@
-"""WidenOrders: bfloat16 is sorted as float32."""
+"""WidenOrders: bfloat16 is sorted as float32, short integers as longer ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_fusion
+from tvm_fusion.compat import BlockBuilder, relax
+from tvm_fusion.errors import UnsupportedOperatorError
 from tvm_fusion.frontend.canonical import WidenOrders, canonicalize
 from tvm_fusion.frontend.canonical.constants import np_dtype
+
+#: Over the middle of each unsigned type.
+LARGE = np.array([[3, 250, 7, 130], [90, 4, 200, 11]]) * 0x01010101
 
 
 def test_each_form(check_pass):
@@ -64,9 +69,38 @@ def module_of(dtype):
     return Module
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32"])
 def test_other_types_stay(check_pass, dtype):
     check_pass(WidenOrders(), module_of(dtype), module_of(dtype))
+
+
+def test_of_uint64_is_refused_by_name():
+    with pytest.raises(UnsupportedOperatorError, match=r"operator topk \(both\) is of uint64"):
+        canonicalize(module_of("uint64"))
+
+
+@pytest.mark.parametrize("ret_type", ["both", "values", "indices"])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "uint32"])
+def test_short_integers_are_in_order(dtype, ret_type):
+    data = relax.Var("x", relax.TensorType((2, 4), dtype))
+    builder = BlockBuilder()
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            largest = builder.emit(relax.op.topk(data, 2, 1, ret_type, largest=True, dtype="int64"))
+            found = [largest[0], largest[1]] if ret_type == "both" else [largest]
+            found += [relax.op.sort(data, 1), relax.op.argsort(data, 1, False, "int64")]
+            outputs = [builder.emit_output(builder.emit(value)) for value in found]
+        builder.emit_func_output(relax.Tuple(outputs))
+    x = np.array([[0, 1, 1, 0], [0, 0, 0, 1]]) if dtype == "bool" else LARGE.astype(dtype)
+    x = x.astype(dtype)
+    results = [np.asarray(r) for r in tvm_fusion.compile(builder.get(), "llvm", verify=False)(x)]
+    down = np.argsort(-x.astype("int64"), axis=1, kind="stable")[:, :2]
+    wanted = {"values": [np.take_along_axis(x, down, 1)], "indices": [down]}
+    wanted["both"] = wanted["values"] + wanted["indices"]
+    wanted = [*wanted[ret_type], np.sort(x, axis=1), np.argsort(x, axis=1, kind="stable")]
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
+        assert result.dtype in (dtype, "int64")
 
 
 @pytest.mark.parametrize("converted", [True, False], ids=["converted", "as it is"])
