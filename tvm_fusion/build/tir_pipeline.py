@@ -11,7 +11,8 @@ that reads through a ReLU.
 
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
-(``propagate_nan.py``); for the CPU that is done too, and tangents of small numbers are exact (``exact_tanh.py``).
+(``propagate_nan.py``); for the CPU that is done too, tangents of small numbers are exact (``exact_tanh.py``), and
+functions that float16 lacks there are float32's (``float32_functions.py``).
 Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``). Functions whose indices TVM would get
 wrong where it flattens buffers come with flat ones (``schedules/flatten_exactly.py``).
 """
@@ -28,6 +29,7 @@ from ..schedules.flatten_exactly import flatten_exactly
 from ..strategies.attributes import NUMERICS
 from ..targets import with_variant
 from .exact_tanh import ExactTanh
+from .float32_functions import Float32Functions
 from .ordered_reads import WAIT, device_function, ordered_reads
 from .propagate_nan import PropagateNaN
 from .spelled_infinities import SpelledInfinities
@@ -141,7 +143,7 @@ def pipeline():
     _, host, device = s_tir.pipeline.default_s_tir_pipeline()
 
     def finish_host():
-        return tvm.transform.Sequential([ExactTanh(), host(), PropagateNaN()])
+        return tvm.transform.Sequential([Float32Functions(), ExactTanh(), host(), PropagateNaN()])
 
     def finish():
         return tvm.transform.Sequential(
