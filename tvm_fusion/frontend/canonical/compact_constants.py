@@ -31,12 +31,34 @@ class _Rewriter(BindingRewriter):
             return value
         if op_name(value) == "where":
             side = _only_side(self.typed(value))
-            return _scalar_sides(value) if side is None else side
+            return self._scalar_sides(value) if side is None else side
         if op_name(value) not in BINARY:
             return value
         return compact_operands(
             self.typed(value), lambda e: to_numpy(e) if is_constant(e) else None
         )
+
+    def _scalar_sides(self, call: ir.Call) -> ir.Call:
+        """Return a ``where`` whose constant sides of one number are scalars, if the other operands give the shape."""
+        condition, *sides = call.args
+        wanted = self.typed(call)
+        for i, side in enumerate(sides):
+            if not is_constant(side) or side.ty.ndim == 0 or not _is_one_number(to_numpy(side)):
+                continue
+            made = list(sides)
+            made[i] = to_constant(to_numpy(side).flat[:1].reshape(()))
+            if same_type(self.typed(with_args(call, condition, *made)), wanted):
+                sides = made
+        same = all(a is b for a, b in zip(sides, call.args[1:], strict=True))
+        return call if same else with_args(call, condition, *sides)
+
+
+def _is_one_number(array: np.ndarray) -> bool:
+    """Whether all elements are the same number, to the sign of a zero."""
+    if array.size <= 1:
+        return array.size == 1
+    first = array.flat[0]
+    return bool(np.all(array == first) and np.all(np.signbit(array) == np.signbit(first)))
 
 
 def _only_side(call: ir.Call) -> ir.Expr | None:
@@ -49,20 +71,6 @@ def _only_side(call: ir.Call) -> ir.Expr | None:
         return None
     side = one if values.all() else other
     return side if same_type(side, call) and not is_constant(side) else None
-
-
-def _scalar_sides(call: ir.Call) -> ir.Call:
-    """Return a ``where`` whose constant sides of one element are scalars, if the other operands give the rank."""
-    condition, *sides = call.args
-    made = list(sides)
-    for i, side in enumerate(sides):
-        if not is_constant(side) or side.ty.ndim == 0 or to_numpy(side).size != 1:
-            continue
-        others = [dims(e) for e in (condition, made[1 - i])]
-        if None not in others and max(len(d) for d in others) >= side.ty.ndim:
-            made[i] = to_constant(to_numpy(side).reshape(()))
-    same = all(a is b for a, b in zip(made, sides, strict=True))
-    return call if same else with_args(call, condition, *made)
 
 
 def compact_operands(call: ir.Call, array_of: Callable[[ir.Expr], np.ndarray | None]) -> ir.Call:
