@@ -60,9 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("TVM_FUSION_REQUIRE_NVCC=1 is set, but there is no nvcc")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine or command line leaves out, saying why."""
     for item in items:
+        # A module that skips itself without PyTorch would run in no part of .ci/run if it were not marked.
+        if "torch" in item.fixturenames or hasattr(item.module, "torch"):
+            item.add_marker("torch")
         marks = {mark.name for mark in item.iter_markers()}
         for name, reason in _reasons(config, marks).items():
             item.add_marker(pytest.mark.skip(reason=f"{name}: {reason}"))

@@ -20,8 +20,9 @@ SHAPE = (1, 8, 9, 9)
 
 
 @pytest.fixture
-def as_if_cuda(monkeypatch, driver):
-    """Let this machine's CPU pass for the GPU."""
+def as_if_cuda(monkeypatch, driver, model, values):
+    """Let this machine's CPU pass for the GPU, for models that have not run yet."""
+    model(values())
     monkeypatch.setattr(executable, "is_cuda", lambda device: True)
     monkeypatch.setattr(executable, "driver_of", lambda index: driver)
     return driver

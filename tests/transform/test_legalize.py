@@ -195,6 +195,7 @@ def conv(x, w, bias, attrs, out_dtype="float64"):
     ).numpy()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "OHWI"), ("NHWC", "HWIO")])
 @pytest.mark.parametrize(
@@ -233,6 +234,7 @@ def test_joined_convolutions(dtype, layouts, groups, stride, dilation, join):
     np.testing.assert_allclose(result.transpose(*back), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.torch
 def test_joined_without_bias_or_epilogue():
     rng = np.random.default_rng(2)
     x, w = (

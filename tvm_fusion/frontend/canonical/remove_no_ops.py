@@ -91,7 +91,8 @@ class _Rewriter(BindingRewriter):
         data = flat.args[0]
         if not same_type(self.typed(call), data):
             data = self.emit(softmax.args[0].name, self.reshape(relax.op.reshape(data, shape)))
-        return relax.op.nn.softmax(data, axis=-1)
+        # Under its own name: that of the reshape, which is dropped, is another operator's.
+        return self.emit(call.args[0].name, relax.op.nn.softmax(data, axis=-1))
 
     def permute(self, call: ir.Call) -> ir.Expr:
         axes = permutation(call)
