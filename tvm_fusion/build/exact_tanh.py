@@ -7,10 +7,9 @@ CUDA kernels use (``schedules/cuda/exact_math.py``).
 
 from __future__ import annotations
 
-import tvm_ffi
-
 from ..compat import ir, tirx, tvm
 from ..schedules.cuda.exact_math import TANH
+from .cpu_calls import rewrite_calls
 
 #: Above it the quotient has all its digits.
 _SMALL = 0.6
@@ -22,14 +21,7 @@ class ExactTanh:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite the functions of a module that is about to become machine code."""
-        for gv, func in mod.functions_items():
-            target = func.attrs.get("target") if func.attrs is not None else None
-            if not isinstance(func, tirx.PrimFunc) or target is None or target.kind.name != "llvm":
-                continue
-            body = tvm_ffi.structural_map(func.body, [(ir.Call, _exact)])
-            if not body.same_as(func.body):
-                mod.update_func(gv, func.with_body(body))
-        return mod
+        return rewrite_calls(mod, _exact)
 
 
 def _exact(call: ir.Call) -> tirx.PrimExpr:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tvm_ffi
-
 from ..compat import ir, tirx, tvm
+from .cpu_calls import rewrite_calls
 
 #: Of most there is no rule for float16: code generation ends in "unknown intrinsic". Tangents and the inverse of one
 #: are written out, with a rounding a step. Those of bfloat16 are float32 by then.
@@ -22,14 +21,7 @@ class Float32Functions:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite the functions of a module that is about to become machine code."""
-        for gv, func in mod.functions_items():
-            target = func.attrs.get("target") if func.attrs is not None else None
-            if not isinstance(func, tirx.PrimFunc) or target is None or target.kind.name != "llvm":
-                continue
-            body = tvm_ffi.structural_map(func.body, [(ir.Call, _wide)])
-            if not body.same_as(func.body):
-                mod.update_func(gv, func.with_body(body))
-        return mod
+        return rewrite_calls(mod, _wide)
 
 
 def _wide(call: ir.Call) -> tirx.PrimExpr:

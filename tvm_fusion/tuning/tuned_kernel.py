@@ -78,18 +78,18 @@ class TunedKernel:
 
     def first(self, *, new: bool = False) -> list[Candidate]:
         """The first batch; with ``new``, without what was tried."""
-        found = self.search.first(FIRST, new=new)
-        if self._hint is not None and (not new or not self.search.knows(self._hint)):
-            at = int(bool(found) and found[0] in self.search.first())
-            found = [c for c in found if c != self._hint or c in found[:at]]
-            if self._hint not in found:
-                found.insert(at, self._hint)
-        return found
+        found, hint = self.search.first(FIRST, new=new), self._hint
+        if hint is None or hint in found[:1] or (new and self.search.knows(hint)):
+            return found
+        others = [candidate for candidate in found if candidate != hint]
+        place = 1 if others[:1] == self.search.first() else 0
+        return [*others[:place], hint, *others[place:]]
 
     @property
     def opening(self) -> list[Candidate]:
         """Of what is waiting: what would be compiled without tuning, and what is said to be fastest."""
-        return [c for c in self.waiting if c == self._hint or c in self.search.first()]
+        early = [*self.search.first(), self._hint]
+        return [candidate for candidate in self.waiting if candidate in early]
 
     @property
     def best_us(self) -> float:

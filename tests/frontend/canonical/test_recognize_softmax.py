@@ -124,9 +124,20 @@ def read_log(w):
     return [w(op.exp, log), log]
 
 
+def another_rank(w):
+    """The sum is broadcast, and then has one axis more than the tensor; so has the quotient."""
+    power = w.power()
+    total = w(op.broadcast_to, w.over(op.sum, power), SHAPE)
+    return [w(op.divide, power, w(op.reshape, total, (1, *SHAPE)))]
+
+
 @pytest.mark.parametrize(
-    "make", [unshifted, another_axis, another_largest, square, bounded, read_elsewhere, read_log]
-)
+    "make",
+    [
+        unshifted, another_axis, another_largest, square, bounded, read_elsewhere, read_log,
+        another_rank,
+    ],
+)  # fmt: skip
 def test_what_stays(make, operators):
     w = Written()
     before = w.b.finish(*make(w))

@@ -36,7 +36,8 @@ class _Rewriter(BindingRewriter):
             pairs = ((a, self._inverted(b)) for a, b in (value.args, value.args[::-1]))
         for power, total in pairs:
             found = self._softmax(power, total)
-            if found is not None:
+            # A sum with more axes than the tensor gives the quotient those, too.
+            if found is not None and same_type(self.typed(value), power):
                 return found
         return value
 
