@@ -232,6 +232,23 @@ def test_termination_before_there_is_a_plan(model, tmp_path) -> None:
         assert (child.returncode, out) == (130, "") and err.endswith("tvm-fusion: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_inside_an_exec_of_text(number, tmp_path) -> None:
+    """As of any dataclass that is being imported: the exit code stays 130, whatever Python notes of the exception."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tvm_fusion.cli.app':\n"
+        f"            exec('os.kill(os.getpid(), {int(number)})\\nfor _ in range(100): pass')\n\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with _started(["--version"], env={**os.environ, "PYTHONPATH": path}) as child:
+        out, err = child.communicate(timeout=300)
+    assert (child.returncode, out, err) == (130, "", "tvm-fusion: interrupted\n")
+
+
 def test_who_calls_the_program_keeps_his_handler_of_termination(capsys) -> None:
     def own(*_):
         """Of a server that calls `main`."""
@@ -249,11 +266,11 @@ def test_who_calls_the_program_keeps_his_handler_of_termination(capsys) -> None:
 
 
 @contextlib.contextmanager
-def _started(arguments):
+def _started(arguments, env=None):
     """The program in a process of its own, which does not outlive the test."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tvm_fusion.cli", *arguments], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_default_interrupt,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_default_interrupt, env=env,
     )  # fmt: skip
     try:
         yield child

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     import sys
 
-    _interrupt_on_termination()
+    _interrupt_on_signals()
     try:
         from .app import run
 
@@ -33,12 +33,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _interrupt_on_termination() -> None:
+class _Interrupted(KeyboardInterrupt):
+    """What both signals raise: Python up to 3.11 ends with code -2 if a plain one ever left an ``exec`` of text.
+
+    Such an ``exec`` is in every import of a dataclass; that the exception was dealt with since does not matter to Python.
+    """
+
+
+def _interrupt_on_signals() -> None:
     """Let SIGTERM do what Ctrl-C does: clean up, end what was started, and say so in a line."""
     import signal
     import threading
 
-    main = threading.current_thread() is threading.main_thread()
-    # Who runs a command inside a program of his own, or ignores the signal, has said what it does.
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    def interrupt(*_):
+        raise _Interrupted
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    # Who runs a command inside a program of his own, or ignores a signal, has said what it does.
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is handler:
+            signal.signal(number, interrupt)
