@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -42,9 +41,11 @@ class TunedTVM(StockTVM):
         trials = int(self.context.options.get("stock_tvm_trials") or 0)
         if not trials:
             raise LookupError("not asked for: give --stock-tvm-trials")
-        quick_inspection()()
-        import tvm.s_tir.tensor_intrin
         from tvm.s_tir import meta_schedule
+
+        from tvm_fusion.compat import import_tensor_intrinsics
+
+        import_tensor_intrinsics()
 
         if target.kind.name == "llvm":  # its rules ask for the number of cores
             cores = os.cpu_count() or 1
@@ -60,40 +61,12 @@ class TunedTVM(StockTVM):
                 num_trials_per_iter=min(32, trials),
                 seed=1,
                 builder=meta_schedule.builder.LocalBuilder(
-                    initializer=quick_inspection(), timeout_sec=120
+                    initializer=import_tensor_intrinsics, timeout_sec=120
                 ),
             )
             with found:
                 module = relax.transform.MetaScheduleApplyDatabase()(module)
             return tvm.compile(module, target, relax_pipeline=pipeline(target)), {"trials": trials}
-
-
-def quick_inspection() -> Callable[[], None]:
-    """A function that lets ``inspect.stack`` leave out the source text.
-
-    TVM calls it for each of its hundreds of tensor intrinsics, and reading the text takes a minute.
-    A closure, because it is sent to the builder's processes by value.
-    """
-
-    def use() -> None:
-        import inspect
-        import sys
-
-        def stack(context: int = 1) -> list[inspect.FrameInfo]:
-            del context
-            frame, out = sys._getframe(1), []
-            while frame:
-                code = frame.f_code
-                info = inspect.FrameInfo(
-                    frame, code.co_filename, frame.f_lineno, code.co_name, None, None
-                )
-                out.append(info)
-                frame = frame.f_back
-            return out
-
-        inspect.stack = stack
-
-    return use
 
 
 def stock_target(device: str) -> Any:
