@@ -119,6 +119,17 @@ FOUND = {
         [node("Shrink", ["x"], ["y"], bias=1.5, lambd=-1.0)], {"x": (FLOAT, [9])}
     ),
     "an input of unknown shape": graph_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, None)}),
+    "a size that is written out": graph_of(
+        [node("DFT", ["x"], ["y"], axis=1)], {"x": (FLOAT, [1, 10, 10, 2**40])}
+    ),
+    "the least number of its type everywhere": graph_of(
+        [node("Clip", ["x", "", "l"], ["c"]), node("ArgMax", ["c"], ["y"], axis=0)],
+        {"x": (TensorProto.INT32, [9])}, [onnx.numpy_helper.from_array(np.int32(-(2**31)), "l")],
+    ),
+    "computed statistics of float16": graph_of(
+        [node("Abs", ["v"], ["a"]), node("BatchNormalization", ["x", "s", "s", "s", "a"], ["y"])],
+        {"x": (TensorProto.FLOAT16, [2, 3]), "s": (TensorProto.FLOAT16, [3]), "v": (TensorProto.FLOAT16, [3])},
+    ),
     "a small tangent made large": graph_of(
         [node("Div", ["x", "c"], ["d"]), node("Tanh", ["d"], ["t"]), node("Mul", ["t", "c"], ["y"])],
         {"x": (FLOAT, [9])}, [onnx.numpy_helper.from_array(np.float32(1e8), "c")],
@@ -127,7 +138,8 @@ FOUND = {
 
 RIGHT = (
     "the last of three results", "a mean of integers", "NaN less itself", "NaN equal to itself",
-    "a small tangent made large", "a negative limit", "a negative slope",
+    "a small tangent made large", "a negative limit", "the least number of its type everywhere",
+    "computed statistics of float16", "a negative slope",
 )  # fmt: skip
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: No constant that a rule makes is larger.
 LARGEST_BYTES = 512 << 20
 
+#: No node is written out as more nodes: a size in a damaged file can ask for any number.
+MOST_NODES = 50_000
+
 #: What a rule raises on attributes or operands that no checker has looked at.
 _RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -50,6 +53,7 @@ class Editor:
         )
         self._nodes: list[onnx.NodeProto] = []
         self._source: onnx.NodeProto | None = None
+        self._before = 0
         for node in graph.node:
             if node.op_type == "Constant":
                 self._remember_constant(node)
@@ -76,7 +80,7 @@ class Editor:
 
     def _replaced(self, node: onnx.NodeProto, rules: Sequence[Rule]) -> list[str] | None:
         """What the first rule that replaces a node says; rules take the node for a legal one."""
-        self._source = node
+        self._source, self._before = node, len(self._nodes)
         try:
             return next((made for rule in rules if (made := rule(self, node)) is not None), None)
         except _RULE_ERRORS as error:
@@ -233,6 +237,10 @@ class Editor:
     ) -> None:
         import onnx.helper
 
+        if len(self._nodes) - self._before >= MOST_NODES:
+            self.refuse(
+                f"it would be written out as more than {MOST_NODES} nodes; its sizes may be wrong"
+            )
         self._nodes.append(
             onnx.helper.make_node(op_type, inputs, outputs, name=self._source.name, **attributes)
         )

@@ -41,6 +41,7 @@ _REDUCTIONS: tuple[str, ...] = (
     "relax.nn.avg_pool1d",
     "relax.nn.avg_pool2d",
     "relax.nn.avg_pool3d",
+    "relax.nn.batch_norm",
     "relax.nn.cross_entropy_with_logits",
     "relax.nn.group_norm",
     "relax.nn.instance_norm",

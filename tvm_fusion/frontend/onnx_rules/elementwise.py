@@ -124,12 +124,21 @@ def extreme(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def sign(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """Sign of floats: of NaN it is NaN, of which TVM makes 0."""
-    dtype = editor.dtype(node.input[0])
+    """Sign of floats: of NaN it is NaN, of which TVM makes 0. Sign of what cannot be negative: 0 or 1."""
+    x, dtype = node.input[0], editor.dtype(node.input[0])
+    if dtype is not None and dtype.kind == "u":
+        zero = np.zeros((), dtype)
+        return [editor.add("Where", editor.add("Equal", x, zero), zero, np.ones((), dtype))]
     if dtype is None or dtype.kind != "f":
         return None
-    x = node.input[0]
     return [editor.add("Where", editor.add("IsNaN", x), x, editor.add("Sign", x))]
+
+
+def negative(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse Neg of unsigned integers, which ONNX does not define."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is not None and dtype.kind in "ub":
+        editor.refuse(f"{dtype.name} values have no negatives: cast them to a signed type first")
 
 
 def thresholded_relu(editor: Editor, node: onnx.NodeProto) -> list[str] | None:

@@ -61,8 +61,10 @@ def rms_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def batch_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """BatchNormalization in training mode: by the statistics of the batch, with running ones as outputs."""
+    """BatchNormalization by the batch's statistics (training), or by statistics of each element (``spatial=0``)."""
     attributes = editor.attributes(node)
+    if not attributes.get("spatial", 1):
+        return _normalized_elements(editor, node, attributes.get("epsilon", 1e-5))
     training = attributes.get("training_mode", 0)
     if not training:
         if any(node.output[1:]):
@@ -92,6 +94,43 @@ def batch_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | Non
         return editor.add("Add", kept, part)
 
     return [y, running(mean, own_mean), running(variance, own_variance)]
+
+
+def _normalized_elements(editor: Editor, node: onnx.NodeProto, epsilon: float) -> list[str]:
+    """Statistics, scales and biases of the shape of a sample, as opsets before 9 allow."""
+    if any(node.output[1:]):
+        editor.refuse("it has outputs of training")
+    x, scale, bias, mean, variance = node.input
+    dtype = editor.dtype(x) or np.dtype("float32")
+    if dtype.itemsize == 2:
+        x, scale, bias, mean, variance = (editor.cast(name, "float32") for name in node.input)
+    inverse = _inverse_root(editor, variance, epsilon, dtype)
+    normal = editor.add("Mul", editor.add("Sub", x, mean), editor.add("Mul", inverse, scale))
+    y = editor.add("Add", normal, bias)
+    return [editor.cast(y, dtype) if dtype.itemsize == 2 else y]
+
+
+def local_response(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """LRN over an even number of channels, or of other than images: a mean over neighbours of the squares."""
+    attributes, shape = editor.attributes(node), editor.shape(node.input[0])
+    size = attributes["size"]
+    if size < 1:
+        editor.refuse(f"a region of {size} channels cannot be")
+    if size % 2 and len(editor.dims(node.input[0]) or (0,) * 4) in (3, 4):
+        return None
+    if shape is None:
+        editor.refuse("the shape of its input is not known: give the model static shapes")
+    x, dtype = node.input[0], editor.dtype(node.input[0]) or np.dtype("float32")
+    wide = editor.cast(x, "float32") if dtype.itemsize == 2 else x
+    number = np.dtype("float32") if dtype.itemsize == 2 else dtype
+    flat = editor.reshape(editor.add("Mul", wide, wide), [shape[0], 1, shape[1], -1])
+    flat = editor.pad(flat, [0, 0, (size - 1) // 2, 0, 0, 0, size // 2, 0])
+    mean = editor.reshape(editor.add("AveragePool", flat, kernel_shape=[size, 1]), shape)
+    scaled = editor.add("Mul", mean, np.array(attributes.get("alpha", 1e-4), number))
+    base = editor.add("Add", scaled, np.array(attributes.get("bias", 1.0), number))
+    power = editor.add("Pow", base, np.array(attributes.get("beta", 0.75), number))
+    y = editor.add("Div", wide, power)
+    return [editor.cast(y, dtype) if dtype.itemsize == 2 else y]
 
 
 def lp_normalization(editor: Editor, node: onnx.NodeProto) -> list[str]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Scales are stored as float32: sizes that are closer than this to a whole number are whole.
 _WHOLE = 1e-4
 
+#: How opset 10 and those before round, by the name that it has here.
+_OUTWARDS = "ceil where the axis shrinks, floor elsewhere"
+
 
 @dataclass(frozen=True)
 class _Axis:
@@ -60,7 +63,11 @@ def resize(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def upsample(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """Replace an Upsample, or the Resize of opset 10: nearest and linear by scales, without half pixels."""
+    """Replace an Upsample, or the Resize of opset 10: nearest and linear by scales, without half pixels.
+
+    These opsets do not say which element is the nearest. Their conformance test (onnx 1.5) and onnxruntime take the
+    next one where an axis shrinks and the one before where it grows, of places in float32.
+    """
     attributes = editor.attributes(node)
     x, scales = editor.operands(node, 2)
     shape = editor.shape(x)
@@ -71,8 +78,9 @@ def upsample(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
         editor.refuse("its scales are computed at run time")
     if attributes.get("mode", "nearest") not in ("nearest", "linear"):
         editor.refuse(f"the mode {attributes['mode']!r} is unknown")
+    whole = all(float(scale).is_integer() for scale in values)
     settings = {
-        "mode": attributes.get("mode", "nearest"), "nearest_mode": "floor",
+        "mode": attributes.get("mode", "nearest"), "nearest_mode": "floor" if whole else _OUTWARDS,
         "coordinate_transformation_mode": "asymmetric",
     }  # fmt: skip
     return _resized(editor, x, _axes(editor, {}, shape, None, values, None), settings, len(shape))
@@ -192,9 +200,9 @@ def _as_image(editor: Editor, x: str, axes: list[_Axis], attributes: dict[str, A
     return editor.add("Resize", x, "", "", np.array(sizes, "int64"), **settings)
 
 
-def _coordinates(axis: _Axis, transform: str) -> np.ndarray:
+def _coordinates(axis: _Axis, transform: str, dtype: str = "float64") -> np.ndarray:
     """Return where the elements of the resized axis lie in the original one."""
-    y = np.arange(axis.after, dtype="float64")
+    y = np.arange(axis.after, dtype=dtype)  # numpy's rules keep its type from here on
     width = axis.scale * axis.before
     if transform == "align_corners":
         return y * 0 if width == 1 else y * (axis.before - 1) / (width - 1)
@@ -247,12 +255,17 @@ def _nearest(editor: Editor, x: str, axes: list[_Axis], attributes: dict[str, An
     value, rank = x, len(editor.shape(x))
     dtype = editor.dtype(x) or np.dtype("float32")
     for axis in axes:
-        where = _coordinates(axis, transform)
+        # The specification's reference takes places in float64, and sizes too, which need not agree with those that
+        # onnx infers in float32.
+        inferred_only = int(axis.scale * axis.before) != axis.after
+        narrow = rounding == _OUTWARDS or inferred_only
+        where = _coordinates(axis, transform, "float32" if narrow else "float64")
         index = {
             "round_prefer_floor": lambda w: np.ceil(w - 0.5),
             "round_prefer_ceil": lambda w: np.floor(w + 0.5),
             "floor": np.floor,
             "ceil": np.ceil,
+            _OUTWARDS: np.ceil if axis.scale < 1 else np.floor,
         }[rounding](where)
         index = np.clip(index, 0, axis.before - 1).astype("int64")
         value = editor.add("Gather", value, index, axis=axis.index)
