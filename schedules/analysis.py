@@ -223,6 +223,29 @@ def structure(sch: s_tir.Schedule) -> Structure | None:
     return Structure(tuple(blocks))
 
 
+def without_inlined(sch: s_tir.Schedule, info: Structure, block: Block) -> Structure:
+    """Return the structure once ``compute_inline`` has removed ``block``: only its consumers are read again.
+
+    Parameters
+    ----------
+    sch : Schedule
+        The schedule, after inlining.
+    info : Structure
+        What it was before.
+    block : Block
+        The block of ``info`` that was inlined.
+    """
+    consumers = {consumer.name for consumer in info.consumers(block)}
+    blocks = []
+    for other in info.blocks:
+        if other.name in consumers:
+            read = _describe(sch.get(other.handle), other.name, other.handle, set())
+            blocks.append(dataclasses.replace(read, is_output=other.is_output))
+        elif other is not block:
+            blocks.append(other)
+    return Structure(tuple(blocks))
+
+
 def root_block(func: tirx.PrimFunc) -> s_tir.SBlock | None:
     """Return the root block of a function in block form, None for any other function."""
     realize = func.body
@@ -234,8 +257,8 @@ def buffer_key(buffer: tirx.Buffer) -> str:
     return f"{buffer.name}@{buffer.__chandle__()}"
 
 
-def nodes_of(root: tirx.Stmt | tirx.PrimExpr, kind: type) -> list:
-    """Return every node of one type below ``root``, in post order."""
+def nodes_of(root: tirx.Stmt | tirx.PrimExpr, kind: type | tuple[type, ...]) -> list:
+    """Return every node of one type, or of one of several, below ``root``, in post order."""
     nodes: list = []
     tvm_ffi.structural_walk(root, (kind, nodes.append))
     return nodes
@@ -284,14 +307,7 @@ def _access(region: ir.TensorRegion, numbers: dict) -> Access:
     buffer = region.source
     used, plain = [], []
     for dim in region.region:
-        used.append(
-            frozenset(
-                numbers[node.__chandle__()]
-                for expr in (dim.min, dim.extent)
-                for node in nodes_of(expr, tirx.Var)
-                if node.__chandle__() in numbers
-            )
-        )
+        used.append(_iterators(dim.min, numbers) | _iterators(dim.extent, numbers))
         is_point = isinstance(dim.extent, tirx.IntImm) and int(dim.extent) == 1
         is_var = is_point and isinstance(dim.min, tirx.Var)
         plain.append(numbers.get(dim.min.__chandle__()) if is_var else None)
@@ -303,6 +319,14 @@ def _access(region: ir.TensorRegion, numbers: dict) -> Access:
         indices=tuple(used),
         plain=tuple(plain),
     )
+
+
+def _iterators(expr: tirx.PrimExpr, numbers: dict) -> frozenset[int]:
+    """Numbers of the block's iterators in an index; most are one variable or a number and need no walk."""
+    if isinstance(expr, tirx.IntImm):
+        return frozenset()
+    nodes = [expr] if isinstance(expr, tirx.Var) else nodes_of(expr, tirx.Var)
+    return frozenset(numbers[n.__chandle__()] for n in nodes if n.__chandle__() in numbers)
 
 
 def static_extent(extent: tirx.PrimExpr | int) -> int | None:

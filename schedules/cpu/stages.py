@@ -7,7 +7,7 @@ scheduled by kind, with the elementwise block that consumes it in its tile; ever
 from __future__ import annotations
 
 from ...compat import Target, ir, s_tir, tirx
-from ..analysis import Block, Structure, buffer_key, nodes_of, structure
+from ..analysis import Block, Structure, buffer_key, nodes_of, structure, without_inlined
 from .contraction import is_contraction, schedule_contraction
 from .loops import has_vector_of_results, parallel_outer, schedule_elementwise, schedule_reduction
 from .narrow import widen_operands, widens
@@ -104,9 +104,10 @@ def is_scheduled(sch: s_tir.Schedule, block: Block) -> bool:
 
 def inline_cheap(sch: s_tir.Schedule) -> None:
     """Inline intermediate injective blocks whose value is cheap, or is used once for each element."""
-    for block in structure(sch).blocks:
-        info = structure(sch)
-        block = next(b for b in info.blocks if sch.get(b.handle).same_as(sch.get(block.handle)))
+    info, place = structure(sch), 0
+    while place < len(info.blocks):
+        block = info.blocks[place]
+        place += 1
         if block.is_output or not block.is_injective or not _worth_inlining(sch, info, block):
             continue
         try:
@@ -114,6 +115,7 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         except s_tir.ScheduleError:
             # Some consumers cannot take it (an index that the inliner does not invert): it stays a stage.
             continue
+        info, place = without_inlined(sch, info, block), place - 1  # the others keep their order
 
 
 def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
@@ -122,19 +124,18 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
         return False
     if any(consumer.is_reduction for consumer in consumers) and is_epilogue(info, block):
         return False  # a row operator would compute it anew in each of its passes
-    calls = [
-        node for node in nodes_of(sch.get(block.handle).body, ir.Call) if hasattr(node.op, "name")
-    ]
+    body = sch.get(block.handle).body
+    calls = [node for node in nodes_of(body, ir.Call) if hasattr(node.op, "name")]
     if all(call.op.name in _CHEAP for call in calls):
         # A reduction reads elements often: it takes padding (a condition on every element) and
         # float16 (a conversion, which can be a call) from memory.
         padding = any(call.op.name == "prim.if_then_else" for call in calls)
-        costly = padding or widens(sch.get(block.handle).body)
+        costly = padding or widens(body)
         rereads = any(
             consumer.is_reduction and _reads_per_element(block, consumer) > _FEW
             for consumer in consumers
         )
-        if rereads and _computes(sch.get(block.handle).body):
+        if rereads and _computes(body):
             return False  # a prologue is computed once, ahead of the convolution
         return not costly or not any(consumer.is_reduction for consumer in consumers)
     size = block.extent(block.spatial)
@@ -147,7 +148,7 @@ def _worth_inlining(sch: s_tir.Schedule, info: Structure, block: Block) -> bool:
 
 def _would_explode(sch: s_tir.Schedule, block: Block, consumers: tuple[Block, ...]) -> bool:
     """Whether inlining repeats so much code that compiling it would take long."""
-    size = sum(len(nodes_of(sch.get(block.handle).body, kind)) for kind in _OPERATIONS)
+    size = len(nodes_of(sch.get(block.handle).body, _OPERATIONS))
     written = {access.buffer for access in block.writes}
     for consumer in consumers:
         body = sch.get(consumer.handle).body
@@ -170,7 +171,7 @@ def _reads_per_element(block: Block, consumer: Block) -> float:
 def _computes(body: tirx.Stmt) -> bool:
     """Whether a block does arithmetic on floating values (that on its indices does not count)."""
     kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
-    return any("float" in str(node.ty) for kind in kinds for node in nodes_of(body, kind))
+    return any("float" in str(node.ty) for node in nodes_of(body, kinds))
 
 
 def _schedule_one(sch: s_tir.Schedule, info: Structure, block: Block, width: int) -> s_tir.Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm_fusion.schedules import analysis
-from tvm_fusion.schedules.analysis import structure
+from tvm_fusion.schedules.analysis import structure, without_inlined
 
 from tvm_fusion.compat import s_tir, te
 
@@ -43,3 +43,21 @@ def test_few_functions_are_kept():
     for _ in range(2 * analysis._MOST_DESCRIBED):
         structure(s_tir.Schedule(chain()))
     assert len(analysis._DESCRIBED) == analysis._MOST_DESCRIBED
+
+
+def test_after_inlining_only_the_consumers_are_read_anew(monkeypatch):
+    x = te.placeholder((8, 16), "float32")
+    cheap = te.compute((8, 16), lambda i, j: x[i, j] + 1)
+    left = te.compute((8, 16), lambda i, j: cheap[i, j] * 2)
+    right = te.compute((16, 8), lambda j, i: cheap[i, j] - x[i, j])
+    far = te.compute((8, 16), lambda i, j: left[i, j] + 3)
+    sch = s_tir.Schedule(te.create_prim_func([x, right, far]))
+    before = structure(sch)
+    (block,) = (b for b in before.blocks if len(before.consumers(b)) == 2)
+    sch.compute_inline(block.handle)
+    read, real = [], analysis._describe
+    monkeypatch.setattr(analysis, "_describe", lambda *a: read.append(a) or real(*a))
+    after = without_inlined(sch, before, block)
+    assert len(read) == 2
+    assert after == structure(sch)
+    assert [b.is_output for b in after.blocks].count(True) == 2
