@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .onnx_shapes import small_value
+
 if TYPE_CHECKING:
     import onnx
 
@@ -18,8 +20,8 @@ def resolve_control_flow(graph: onnx.GraphProto, opset: int) -> bool:
     """Replace every If, Loop and Scan whose course is known by what it computes, in place.
 
     An If is known when its condition is constant; a Loop when its number of iterations is constant
-    and its condition stays true; a Scan when the length of its sequences is. Inner ones are
-    resolved by the next call.
+    and its condition stays true, or follows from stored numbers and counters; a Scan when the length
+    of its sequences is. Inner ones are resolved by the next call.
 
     Parameters
     ----------
@@ -38,7 +40,10 @@ def resolve_control_flow(graph: onnx.GraphProto, opset: int) -> bool:
 
 class _Resolver:
     def __init__(self, graph: onnx.GraphProto, opset: int) -> None:
+        import onnx.helper
+
         self._graph, self._opset = graph, opset
+        self._opsets = [onnx.helper.make_opsetid("", opset)]
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
@@ -80,14 +85,18 @@ class _Resolver:
         count, start = (*node.input, "")[:2]
         body = _body(node, "body")
         trips, condition = self._value(count), self._value(start)
-        if trips is None or trips.size != 1 or not self._stays_true(body):
+        if (count and (trips is None or trips.size != 1)) or (start and condition is None):
             return None
-        if start and condition is None:
-            return None
-        number = int(trips.item()) if condition is None or condition.item() else 0
         states = list(node.input[2:])
-        if not self._fits(body, number) or (number < 1 and len(body.output) - 1 > len(states)):
+        most = int(trips.item()) if trips is not None else None
+        if condition is not None and not condition.item():
+            most = 0
+        number = self._iterations(body, most, states)
+        if number is None or not self._fits(body, number):
             return None
+        if number < 1:
+            empty = self._empty_rows(body, node, len(states))
+            return None if empty is None else [*states, *empty]
         rows: list[list[str]] = []
         stored = self._adopted(body, node)
         true = self._store(np.array(True), node)
@@ -98,6 +107,55 @@ class _Resolver:
             states, row = outputs[: len(states)], outputs[len(states) :]
             rows.append(row)
         return [*states, *(self._stack(column, 0, node) for column in zip(*rows, strict=True))]
+
+    def _iterations(
+        self, body: onnx.GraphProto, most: int | None, states: Sequence[str]
+    ) -> int | None:
+        """Return how often a loop runs whose first condition is true, at most ``most`` times; None if unknown."""
+        if most is not None and (most < 1 or self._stays_true(body)):
+            return max(most, 0)
+        needed = _needed_for(body, body.output[0].name)
+        if needed is None:
+            return None
+        stored = {name: self._value(name) for name in self._stored}
+        stored |= {tensor.name: _array(tensor) for tensor in body.initializer}
+        stored = {name: array for name, array in stored.items() if array.size <= 64}
+        current = [stored.get(name) for name in states]
+        number = 0
+        while (most is None or number < most) and self._fits_also(body, number + 1):
+            given = [np.array(number, "int64"), np.array(True), *current]
+            pairs = zip((v.name for v in body.input), given, strict=False)
+            known = stored | {name: array for name, array in pairs if array is not None}
+            for inner in needed:
+                value = small_value(inner, known, {}, self._opsets)
+                if value is not None:
+                    known[inner.output[0]] = value
+            number += 1
+            condition, *current = [known.get(v.name) for v in body.output[: 1 + len(states)]]
+            if condition is None:
+                return None
+            if not condition.all():
+                return number
+        return number if number == most else None
+
+    def _empty_rows(
+        self, body: onnx.GraphProto, node: onnx.NodeProto, states: int
+    ) -> list[str] | None:
+        """Store what a loop stacks that never runs: no rows, of the shape that each would have."""
+        import onnx.helper
+
+        rows = []
+        for value, name in zip(body.output[1 + states :], node.output[states:], strict=False):
+            kind, outer = value.type.tensor_type, self._types.get(name)
+            dims = [d.dim_value for d in kind.shape.dim] if kind.HasField("shape") else None
+            if dims is None and outer is not None and outer.HasField("shape"):
+                dims = [d.dim_value for d in outer.shape.dim][1:]
+            code = kind.elem_type or (outer.elem_type if outer is not None else 0)
+            if not code or dims is None or 0 in dims:
+                return None
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+            rows.append(self._store(np.zeros((0, *dims), dtype), node))
+        return rows
 
     def _scan(self, node: onnx.NodeProto) -> list[str] | None:
         if self._opset < 9:  # one operand more, and a batch axis
@@ -141,6 +199,9 @@ class _Resolver:
             if -len(dims) <= axis < len(dims) and dims[axis].dim_value > 0:
                 return dims[axis].dim_value
         return None
+
+    def _fits_also(self, body: onnx.GraphProto, iterations: int) -> bool:
+        return self._spliced + max(len(body.node), 1) * iterations <= MAX_NODES
 
     def _fits(self, body: onnx.GraphProto, iterations: int) -> bool:
         self._spliced += max(len(body.node), 1) * max(iterations, 0)
@@ -235,6 +296,24 @@ class _Size:
 
     def __init__(self, size: int) -> None:
         self.dim_value = size
+
+
+def _needed_for(body: onnx.GraphProto, name: str) -> list[onnx.NodeProto] | None:
+    """Return the nodes that a result of a loop's body follows from, also by way of earlier iterations.
+
+    None where one of them has more than one result or a domain of its own.
+    """
+    states = {v.name: out.name for v, out in zip(body.input[2:], body.output[1:], strict=False)}
+    wanted, size = {name}, 0
+    while size < len(wanted):  # until nothing new is wanted
+        size = len(wanted)
+        wanted.update(states[name] for name in list(wanted) if name in states)
+        for inner in reversed(body.node):
+            if wanted.intersection(inner.output):
+                wanted.update(inner.input)
+    nodes = [inner for inner in body.node if wanted.intersection(inner.output)]
+    plain = all(len(n.output) == 1 and n.domain in ("", "ai.onnx") for n in nodes)
+    return nodes if plain else None
 
 
 def _body(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

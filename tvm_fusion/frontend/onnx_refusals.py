@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,14 @@ def _type_name(code: int) -> str:
     return onnx.TensorProto.DataType.Name(code) if code in known else f"number {code}"
 
 
+#: Attributes that may be infinite: a limit that nothing reaches, what is filled in outside.
+_MAY_BE_INFINITE = ("max", "min", "value", "value_float", "value_floats", "extrapolation_value")
+
+
 def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:
-    """Refuse attributes that are NaN: operators compare them with limits, each runtime in its own order.
+    """Refuse attributes that are NaN, and infinite factors, limits and powers, whose products with 0 are NaN.
+
+    Each runtime compares or multiplies by them in its own order.
 
     Parameters
     ----------
@@ -81,10 +88,16 @@ def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for attribute in node.attribute:
             values = (attribute.f, *attribute.floats)
+            reason = ""
             if node.op_type != "Constant" and any(value != value for value in values):
+                reason = f"its {attribute.name} is not a number"
+            elif attribute.name not in _MAY_BE_INFINITE and any(map(math.isinf, values)):
+                reason = f"its {attribute.name} is infinite"
+            elif attribute.name == "softcap" and attribute.f < 0:
+                reason = f"its softcap of {attribute.f:g} is negative"
+            if reason:
                 raise UnsupportedOperatorError(
-                    f"operator {node.op_type} (node {node.name!r}) cannot be imported: "
-                    f"its {attribute.name} is not a number"
+                    f"operator {node.op_type} (node {node.name!r}) cannot be imported: {reason}"
                 )
 
 

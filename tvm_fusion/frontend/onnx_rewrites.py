@@ -66,6 +66,42 @@ def store_constants(graph: onnx.GraphProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("value", tensor))
 
 
+def store_empty_results(graph: onnx.GraphProto) -> None:
+    """Replace nodes whose results have no elements by constants, in place; TVM's operators do not expect such tensors.
+
+    The model's own results stay computed (a slice of nothing is one), but for a Reshape's, which TVM makes no such of.
+    """
+    import numpy as np
+    import onnx.numpy_helper
+
+    shapes, returned = {}, {value.name for value in graph.output}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+        if known and tensor.elem_type not in (0, onnx.TensorProto.STRING):
+            shapes[value.name] = ([d.dim_value for d in tensor.shape.dim], tensor.elem_type)
+    nodes = []
+    for node in graph.node:
+        names = [name for name in node.output if name]
+        if node.op_type == "Reshape":  # one that drops elements is an error
+            kept = 0 not in shapes.get(node.input[0], ((), 0))[0]
+        else:
+            kept = node.op_type == "Constant" or not returned.isdisjoint(names)
+        if kept or not all(0 in shapes.get(name, ((), 0))[0] for name in names):
+            nodes.append(node)
+            continue
+        for name in names:
+            shape, code = shapes[name]
+            empty = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(code))
+            made = onnx.helper.make_node("Constant", [], [name], name=node.name)
+            made.attribute.append(
+                onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(empty))
+            )
+            nodes.append(made)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 def _scalar(name: str, number: int, elem_type: int) -> onnx.TensorProto:
     import onnx
 

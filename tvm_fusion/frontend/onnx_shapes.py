@@ -6,6 +6,7 @@ round (a Shape behind a Reshape whose target is computed from another Shape), an
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 #: Operators on sizes that are evaluated.
 _OPERATORS = frozenset(
     (
-        "Add", "Cast", "Ceil", "Concat", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Max", "Min", "Mul",
-        "Neg", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
+        "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal", "Expand", "Floor", "Gather", "Greater",
+        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or",
+        "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
     )
 )  # fmt: skip
 #: Sizes are few: what holds more elements is data.
@@ -77,7 +79,7 @@ def _fold_once(model: onnx.ModelProto) -> bool:
     for node in graph.node:
         value = None
         if len(node.output) == 1 and node.domain in ("", "ai.onnx"):
-            value = _value(node, known, sizes, model.opset_import)
+            value = small_value(node, known, sizes, model.opset_import)
         if value is None or value.size > _MOST:
             left.append(node)
             continue
@@ -102,13 +104,25 @@ def _static(value: onnx.ValueInfoProto) -> list[int] | None:
     return [dim.dim_value for dim in tensor.shape.dim]
 
 
-def _value(
+def small_value(
     node: onnx.NodeProto,
-    known: dict[str, np.ndarray],
-    sizes: dict[str, list[int] | None],
-    opsets: list[onnx.OperatorSetIdProto],
+    known: Mapping[str, np.ndarray],
+    sizes: Mapping[str, list[int] | None],
+    opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> np.ndarray | None:
-    """The value of a node's result, or None where it is unknown or no arithmetic of sizes."""
+    """Return the value of a node's only result, or None where it is unknown or no arithmetic of sizes.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Of the default domain.
+    known : mapping of name to array
+        Values of operands.
+    sizes : mapping of name to list of int, or None
+        Shapes of operands, where all their sizes are known.
+    opsets : sequence of OperatorSetIdProto
+        Those of the model.
+    """
     import onnx
     from onnx.reference import ReferenceEvaluator
 

@@ -71,6 +71,9 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     if not all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
         # The checker wants shapes of outputs, which exporters may leave out.
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        if any(value.type.WhichOneof("value") is None for value in model.graph.output):
+            # The checker would only say that; inference says which node it does not understand.
+            onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     onnx.checker.check_model(_with_output_shapes(model))
     for node in model.graph.node:
         state_defaults(node, model)

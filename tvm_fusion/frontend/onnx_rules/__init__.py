@@ -83,6 +83,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "ReduceMean": (arithmetic.reduce_nothing, arithmetic.reduce_mean_of_integers),
     "ReduceMax": (arithmetic.reduce_nothing, arithmetic.reduce_bool),
     "ReduceMin": (arithmetic.reduce_nothing, arithmetic.reduce_bool),
+    "Reshape": (indexing.reshape,),
     "Resize": (resizing.resize,),
     "ReverseSequence": (indexing.reverse_sequence,),
     "RoiAlign": (indexing.roi_align,),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..onnx_editor import Editor
-from .geometry import explicit_pads, geometry_of
+from .geometry import explicit_pads, geometry_of, require_windows
 
 if TYPE_CHECKING:
     import onnx
@@ -17,13 +17,22 @@ if TYPE_CHECKING:
 def conv(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Conv with explicit padding."""
     attributes = editor.attributes(node)
-    if attributes.get("auto_pad", "NOTSET") == "NOTSET":
-        return None
     pads = explicit_pads(editor, node, attributes)
     if pads is None:
         return None
+    _require_windows(editor, node, pads)
+    if attributes.get("auto_pad", "NOTSET") == "NOTSET":
+        return None
     attributes.pop("auto_pad")
     return [editor.add("Conv", *node.input, **{**attributes, "pads": pads})]
+
+
+def _require_windows(editor: Editor, node: onnx.NodeProto, pads: list[int]) -> None:
+    geometry = geometry_of(editor, node, editor.attributes(node))
+    if geometry is not None:
+        sizes, kernel, _, dilations = geometry
+        windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        require_windows(editor, sizes, windows, pads)
 
 
 def conv_transpose(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
@@ -133,6 +142,7 @@ def _integer_conv(
     attributes.pop("auto_pad", None)
     if pads is None:
         editor.refuse("the sizes of its input are not known: give the model static shapes")
+    _require_windows(editor, node, pads)
     rank = len(pads) // 2
 
     def centred(value: str, zero: str, axis_first: bool) -> str:

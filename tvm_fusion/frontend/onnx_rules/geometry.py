@@ -62,3 +62,36 @@ def explicit_pads(
         editor.refuse(f"the sizes that {mode} pads are not known: give the model static shapes")
     windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     return same_padding(sizes, windows, strides, upper=mode == "SAME_UPPER")
+
+
+def require_windows(
+    editor: Editor,
+    sizes: Sequence[int | None],
+    windows: Sequence[int],
+    pads: Sequence[int],
+    *,
+    over: Sequence[int] | None = None,
+    filled: bool = False,
+) -> None:
+    """Refuse windows that do not fit into the padded input.
+
+    Parameters
+    ----------
+    over : sequence of int, optional
+        How many elements the only window of an axis may reach over the end (``ceil_mode``).
+    filled : bool
+        Refuse padding as wide as the windows, too: some would hold nothing else.
+    """
+    rank = len(windows)
+    over = over or [0] * rank
+    for i, (size, window) in enumerate(zip(sizes, windows, strict=True)):
+        around = pads[i] + pads[i + rank]
+        if size is not None and size + around + over[i] < window:
+            editor.refuse(
+                f"its windows of {window} elements do not fit into axis {2 + i} of {size} elements, "
+                f"padded by {around}"
+            )
+        if filled and max(pads[i], pads[i + rank]) >= window:
+            editor.refuse(
+                f"its padding of axis {2 + i} is as wide as its windows of {window} elements"
+            )

@@ -77,6 +77,18 @@ def split(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return parts
 
 
+def reshape(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse a Reshape of elements to none, which ``allowzero`` can ask for."""
+    shape, target = editor.shape(node.input[0]), editor.operands(node, 2)[1]
+    sizes = editor.value(target) if target else None
+    if sizes is None or shape is None or not editor.attributes(node).get("allowzero", 0):
+        return
+    if 0 in sizes and 0 not in shape:
+        editor.refuse(
+            f"it makes a tensor without elements, of shape {sizes.tolist()}, of {math.prod(shape)} elements"
+        )
+
+
 def unsqueeze(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Unsqueeze by one axis that is stored without a list around it."""
     axes = editor.value(node.input[1]) if len(node.input) > 1 else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..onnx_editor import Editor
-from .geometry import explicit_pads, geometry_of
+from .geometry import explicit_pads, geometry_of, require_windows
 
 if TYPE_CHECKING:
     import onnx
@@ -38,6 +38,11 @@ def _output_sizes(
     return counts
 
 
+def _reach(strides: Sequence[int], ceil: bool) -> list[int]:
+    """Return how far a window may reach over the end."""
+    return [stride - 1 if ceil else 0 for stride in strides]
+
+
 def max_pool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """MaxPool with explicit padding; with the indices of the maxima, if they are asked for."""
     attributes = editor.attributes(node)
@@ -49,6 +54,7 @@ def max_pool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     known = all(size is not None for size in sizes)
     ceil = bool(attributes.get("ceil_mode", 0))
+    require_windows(editor, sizes, windows, pads, over=_reach(strides, ceil), filled=True)
     indices = len(node.output) > 1 and node.output[1]
     if (
         not indices
@@ -173,13 +179,15 @@ def average_pool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     if pads is None:
         return None
     sizes, kernel, strides, dilations = geometry_of(editor, node, attributes)
+    windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    included = bool(attributes.get("count_include_pad", 0))
     ceil = bool(attributes.get("ceil_mode", 0))
+    require_windows(editor, sizes, windows, pads, over=_reach(strides, ceil), filled=not included)
     simple = not ceil and all(d == 1 for d in dilations)
     if simple and attributes.get("auto_pad", "NOTSET") == "NOTSET":
         return None
     if any(size is None for size in sizes):
         editor.refuse("the sizes of its input are not known: give the model static shapes")
-    included = bool(attributes.get("count_include_pad", 0))
     if simple:
         return [
             editor.add(
@@ -187,7 +195,6 @@ def average_pool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
                 count_include_pad=int(included),
             )
         ]  # fmt: skip
-    windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     counts = _output_sizes(sizes, windows, strides, pads, ceil)
     total = _window_sums(editor, node.input[0], sizes, counts, kernel, strides, dilations, pads)
     dtype = editor.dtype(node.input[0]) or np.dtype("float32")
@@ -233,7 +240,9 @@ def lp_pool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     if any(size is None for size in sizes):
         editor.refuse("the sizes of its input are not known: give the model static shapes")
     windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    counts = _output_sizes(sizes, windows, strides, pads, bool(attributes.get("ceil_mode", 0)))
+    ceil = bool(attributes.get("ceil_mode", 0))
+    require_windows(editor, sizes, windows, pads, over=_reach(strides, ceil))
+    counts = _output_sizes(sizes, windows, strides, pads, ceil)
     p, dtype = attributes.get("p", 2), editor.dtype(node.input[0]) or np.dtype("float32")
     size = editor.add("Abs", node.input[0])
     power = size if p == 1 else editor.add("Pow", size, np.array(p, dtype))

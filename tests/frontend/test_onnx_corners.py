@@ -1,0 +1,266 @@
+"""Corners of operators: what the specification says of them, or a refusal that names the operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_fusion
+from tvm_fusion.errors import FusionError, UnsupportedOperatorError
+from tvm_fusion.frontend.onnx import load
+from tvm_fusion.testing.onnx_suite import checking_here
+
+onnxruntime = pytest.importorskip("onnxruntime")
+node = helper.make_node
+
+
+def model(nodes, inputs, stored=(), opset=17, outputs=("y",)):
+    """Return a model whose outputs' types are left to inference; inputs and stored values are arrays by name."""
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for name, a in inputs.items()
+    ]
+    results = [onnx.ValueInfoProto(name=name) for name in outputs]
+    constants = [numpy_helper.from_array(np.asarray(a), name) for name, a in dict(stored).items()]
+    graph = helper.make_graph(nodes, "g", values, results, constants)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def run(proto, *arrays):
+    with checking_here():
+        results = tvm_fusion.compile(load(proto), "llvm", verify=False)(*arrays)
+    return [np.asarray(result) for result in results]
+
+
+def oracle(proto, inputs):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, inputs)
+
+
+def compare(proto, inputs, wanted=None):
+    """Compare with onnxruntime, or with what is given where it lacks the operator."""
+    wanted = oracle(proto, inputs) if wanted is None else wanted
+    got = run(proto, *inputs.values())
+    assert len(got) == len(wanted)
+    for mine, right in zip(got, wanted, strict=True):
+        assert (mine.shape, mine.dtype) == (right.shape, right.dtype)
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5)
+
+
+def refused(proto, message, error=FusionError):
+    with checking_here(), pytest.raises(error, match=message) as caught:
+        load(proto)
+    assert "\n" not in str(caught.value)
+
+
+def numbers(*shape, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int8", "int64"])
+def test_signs_of_integers(dtype):
+    x = np.array([0, 1, 7, 100], dtype) - np.array(dtype[0] == "i", dtype)
+    compare(model([node("Sign", ["x"], ["y"])], {"x": x}), {"x": x})
+
+
+def test_negatives_of_unsigned_integers_are_refused():
+    x = np.arange(3, dtype="uint8")
+    refused(model([node("Neg", ["x"], ["y"], name="n")], {"x": x}), r"Neg \(node 'n'\).*uint8")
+    signed = x.astype("int8")
+    compare(model([node("Neg", ["x"], ["y"])], {"x": signed}), {"x": signed})
+
+
+@pytest.mark.parametrize("shape", [(2, 7), (1, 7, 2, 3), (1, 7, 5), (1, 7, 2, 3, 2)])
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_local_response(size, shape):
+    """By the specification's formula: onnxruntime has odd sizes of images only, onnx's reference drops a channel."""
+    x = numbers(*shape)
+    settings = {"size": size, "alpha": 0.5, "beta": 0.6, "bias": 1.5}
+    total = np.zeros(shape)
+    for c in range(shape[1]):
+        low, high = max(0, c - (size - 1) // 2), min(shape[1] - 1, c + size // 2)
+        total[:, c] = (x[:, low : high + 1].astype("float64") ** 2).sum(1)
+    wanted = x / (1.5 + 0.5 / size * total) ** 0.6
+    proto = model([node("LRN", ["x"], ["y"], **settings)], {"x": x}, opset=13)
+    compare(proto, {"x": x}, [wanted.astype("float32")])
+
+
+@pytest.mark.parametrize("spatial", [0, 1])
+@pytest.mark.parametrize("opset", [7, 8])
+def test_batch_norm_of_elements(opset, spatial):
+    x, shape = numbers(2, 3, 4), (3,) if spatial else (3, 4)
+    stored = {name: numbers(*shape, seed=i) for i, name in enumerate("sbm")}
+    stored["v"] = np.abs(numbers(*shape, seed=9)) + np.float32(0.1)
+    norm = node("BatchNormalization", ["x", *stored], ["y"], spatial=spatial)
+    compare(model([norm], {"x": x}, stored, opset), {"x": x})
+
+
+@pytest.mark.parametrize("scales", [(0.6, 0.7), (0.5, 0.5), (0.3, 2.0), (1.2, 1.7), (2.0, 3.0)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_of_opset_10(mode, scales):
+    """An axis that shrinks takes the next element, one that grows the one before."""
+    x = numbers(1, 2, 7, 10)
+    stored = {"s": np.array([1, 1, *scales], "float32")}
+    compare(model([node("Resize", ["x", "s"], ["y"], mode=mode)], {"x": x}, stored, 10), {"x": x})
+
+
+def test_resize_of_its_own_conformance_test():
+    x = np.arange(1, 9, dtype="float32").reshape(1, 1, 2, 4)
+    stored = {"s": np.array([1, 1, 0.6, 0.6], "float32")}
+    proto = model([node("Resize", ["x", "s"], ["y"], mode="nearest")], {"x": x}, stored, 10)
+    compare(proto, {"x": x}, [np.array([[[[1, 3]]]], "float32")])
+
+
+def nothing(*, axis=0):
+    """A node that takes no elements of x, and its places."""
+    return node("Slice", ["x", "a", "a", "ax"], ["e"]), {"a": np.array([1]), "ax": np.array([axis])}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tensors_without_elements_join(axis):
+    cut, stored = nothing(axis=axis)
+    rest = [node("Relu", ["e"], ["r"]), node("Concat", ["x", "r", "x"], ["y"], axis=axis)]
+    x = numbers(3, 4)
+    compare(model([cut, *rest], {"x": x}, stored), {"x": x})
+
+
+def test_products_of_nothing_are_zero():
+    cut, stored = nothing(axis=1)
+    rest = [node("MatMul", ["e", "w"], ["p"]), node("Add", ["p", "x"], ["y"])]
+    x = numbers(3, 4)
+    compare(model([cut, *rest], {"x": x}, {**stored, "w": numbers(0, 4)}), {"x": x})
+
+
+def test_a_slice_of_nothing_is_a_result():
+    cut, stored = nothing(axis=1)
+    x = numbers(3, 4)
+    compare(model([cut], {"x": x}, stored, outputs=("e",)), {"x": x})
+
+
+def test_reshapes_that_allow_zeros():
+    x = numbers(2, 3, 4)
+    reshape = node("Reshape", ["x", "s"], ["y"], name="r", allowzero=1)
+    compare(model([reshape], {"x": x}, {"s": np.array([6, -1])}), {"x": x})
+    refused(
+        model([reshape], {"x": x}, {"s": np.array([0, 4, 6])}),
+        r"Reshape \(node 'r'\).*\[0, 4, 6\], of 24 elements",
+    )
+    cut, stored = nothing(axis=0)
+    emptied = [cut, node("Reshape", ["e", "s"], ["r"], allowzero=1)]
+    emptied.append(node("Concat", ["r", "x"], ["y"], axis=0))
+    x = numbers(3, 4)
+    compare(model(emptied, {"x": x}, {**stored, "s": np.array([0, 4])}), {"x": x})
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool"])
+def test_windows_that_do_not_fit(operator):
+    x = numbers(1, 1, 5, 5)
+
+    def pool(**attributes):
+        return model([node(operator, ["x"], ["y"], name="p", **attributes)], {"x": x}, opset=18)
+
+    message = rf"{operator} \(node 'p'\).*windows of 10 elements do not fit into axis 3 of 5"
+    refused(pool(kernel_shape=[5, 10], pads=[2] * 4), message, UnsupportedOperatorError)
+    compare(pool(kernel_shape=[5, 9], pads=[2] * 4), {"x": x})
+    compare(pool(kernel_shape=[10, 10], pads=[2] * 4, strides=[3, 3], ceil_mode=1), {"x": x})
+
+
+def test_places_of_windows_that_do_not_fit():
+    x = numbers(1, 1, 5, 5)
+    pool = node("MaxPool", ["x"], ["y", "i"], name="p", kernel_shape=[6, 6])
+    refused(model([pool], {"x": x}, outputs=("y", "i")), r"MaxPool \(node 'p'\).*do not fit")
+
+
+def test_windows_of_padding_are_refused():
+    x = numbers(1, 1, 5, 5)
+    for operator in ("MaxPool", "AveragePool"):
+        pool = node(operator, ["x"], ["y"], name="p", kernel_shape=[2, 2], pads=[2, 2, 0, 0])
+        refused(model([pool], {"x": x}), rf"{operator} \(node 'p'\).*as wide as its windows of 2")
+
+
+@pytest.mark.parametrize(("size", "dilation"), [(6, 1), (3, 3)])
+def test_kernels_that_do_not_fit(size, dilation):
+    x = numbers(1, 1, 5)
+    conv = node("Conv", ["x", "w"], ["y"], name="c", dilations=[dilation])
+    refused(model([conv], {"x": x}, {"w": numbers(1, 1, size)}), r"Conv \(node 'c'\).*do not fit")
+    conv = node("Conv", ["x", "w"], ["y"], dilations=[dilation], pads=[1, 1])
+    compare(model([conv], {"x": x}, {"w": numbers(1, 1, size)}), {"x": x})
+
+
+@pytest.mark.parametrize("operator", ["Elu", "Celu", "Selu", "LeakyRelu", "ThresholdedRelu"])
+def test_infinite_factors_are_refused(operator):
+    x = numbers(4)
+    made = node(operator, ["x"], ["y"], name="a", alpha=float("inf"))
+    refused(model([made], {"x": x}), rf"{operator} \(node 'a'\).*alpha is infinite")
+    compare(model([node(operator, ["x"], ["y"], alpha=0.5)], {"x": x}), {"x": x})
+
+
+def test_infinite_limits_are_none():
+    x = numbers(4)
+    clip = node("Clip", ["x"], ["y"], min=float("-inf"), max=0.5)
+    compare(model([clip], {"x": x}, opset=6), {"x": x}, [np.minimum(x, np.float32(0.5))])
+
+
+def test_a_negative_cap_of_scores_is_refused():
+    x = numbers(1, 1, 2, 4)
+    attention = node("Attention", ["x", "x", "x"], ["y"], name="a", softcap=-1.0)
+    refused(model([attention], {"x": x}, opset=23), r"Attention \(node 'a'\).*softcap of -1")
+
+
+def test_what_inference_does_not_understand_is_named():
+    x = numbers(1, 1, 5, 5)
+    pool = node("MaxPool", ["x"], ["y"], name="p", kernel_shape=[2, 2], pads=[-1, 0, 0, 0])
+    refused(model([pool], {"x": x}), r"MaxPool, node name: p\).*negative")
+
+
+def counted(condition, start=None, most=None, rows=False):
+    """A Loop that doubles x while ``condition``, of its number and its own condition, holds."""
+    inputs = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, [2, 3]),
+    ]
+    nodes = [*condition, node("Add", ["s", "s"], ["d"]), node("Abs", ["s"], ["row"])]
+    outputs = [
+        helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("d", TensorProto.FLOAT, [2, 3]),
+        helper.make_tensor_value_info("row", TensorProto.FLOAT, [2, 3]),
+    ][: 3 if rows else 2]
+    body = helper.make_graph(nodes[: None if rows else -1], "body", inputs, outputs)
+    stored = {"two": np.array(2)}
+    stored |= {} if start is None else {"c": np.array(start)}
+    stored |= {} if most is None else {"n": np.array(most)}
+    names = ["y", "rows"][: 2 if rows else 1]
+    operands = ["n" if most is not None else "", "c" if start is not None else "", "x"]
+    loop = node("Loop", operands, names, name="again", body=body)
+    return model(
+        [loop, node("Neg", ["y"], ["z"])], {"x": numbers(2, 3)}, stored, outputs=("z", *names[1:])
+    )
+
+
+STAYS = [node("Identity", ["go"], ["on"])]
+FIRST_TWO = [node("Less", ["i", "two"], ["on"])]
+ONCE = [node("Not", ["go"], ["on"])]
+ON_DATA = [node("ReduceMax", ["s"], ["m"], keepdims=0), node("Less", ["m", "m"], ["on"])]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(
+    ("condition", "start", "most"),
+    [
+        (STAYS, None, 0), (STAYS, True, 0), (STAYS, False, 3), (STAYS, False, None), (STAYS, None, -1),
+        (ONCE, None, 5), (ONCE, True, None), (FIRST_TWO, None, 10), (FIRST_TWO, None, None), (FIRST_TWO, True, 2),
+        (STAYS, True, 3), (ON_DATA, False, None),
+    ],
+)  # fmt: skip
+def test_loops_that_end(condition, start, most, rows):
+    compare(counted(condition, start, most, rows), {"x": numbers(2, 3)})
+
+
+@pytest.mark.parametrize(("condition", "most"), [(STAYS, None), (ON_DATA, None), (ON_DATA, 3)])
+def test_loops_of_unknown_length_are_refused(condition, most):
+    refused(counted(condition, None, most), r"Loop \(node 'again'\)")
