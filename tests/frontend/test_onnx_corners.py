@@ -264,3 +264,87 @@ def test_loops_that_end(condition, start, most, rows):
 @pytest.mark.parametrize(("condition", "most"), [(STAYS, None), (ON_DATA, None), (ON_DATA, 3)])
 def test_loops_of_unknown_length_are_refused(condition, most):
     refused(counted(condition, None, most), r"Loop \(node 'again'\)")
+
+
+def test_powers_of_integers_by_fractions():
+    x, e = np.array([2, 3, 5, 7, 0], "int64"), np.array([1.9, 2.0, 3.0, 0.5, 2.5], "float32")
+    compare(model([node("Pow", ["x", "e"], ["y"])], {"x": x, "e": e}), {"x": x, "e": e})
+
+
+@pytest.mark.parametrize(("scale", "bias"), [((1,), (4,)), ((3, 1), (1, 4)), ((3, 4), (3, 4))])
+def test_scales_of_layer_norms_broadcast(scale, bias):
+    x, stored = numbers(2, 3, 4), {"b": numbers(*bias, seed=2)}
+    given = {"x": x, "s": numbers(*scale, seed=1)}
+    norm = node("LayerNormalization", ["x", "s", "b"], ["y"], axis=2 if scale == (1,) else 1)
+    compare(model([norm], given, stored), given)
+
+
+def test_batch_norm_of_one_channel():
+    x, stored = numbers(5), {name: np.abs(numbers(1, seed=i)) for i, name in enumerate("sbmv")}
+    norm = node("BatchNormalization", ["x", *stored], ["y"])
+    compare(model([norm], {"x": x}, stored), {"x": x})
+
+
+def test_factors_of_integer_products():
+    inputs = {"a": np.arange(6, dtype="int32").reshape(2, 3), "b": np.ones((3, 2), "int32")}
+    gemm = node("Gemm", ["a", "b"], ["y"], name="g", alpha=0.5)
+    refused(model([gemm], inputs), r"Gemm \(node 'g'\).*alpha of 0.5.*int32")
+    wanted = 2 * (inputs["a"] @ inputs["b"])
+    compare(model([node("Gemm", ["a", "b"], ["y"], alpha=2.0)], inputs), inputs, [wanted])
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_transposed_windows_smaller_than_their_strides(mode):
+    x, stored = numbers(1, 2, 3, 4), {"w": numbers(2, 1, 3, 2)}
+
+    def conv(**attributes):
+        made = node("ConvTranspose", ["x", "w"], ["y"], name="c", auto_pad=mode, **attributes)
+        return model([made], {"x": x}, stored)
+
+    refused(conv(strides=[2, 3]), r"ConvTranspose \(node 'c'\).*pad differently for " + mode)
+    compare(conv(strides=[2, 2]), {"x": x})
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_outputs_without_a_type(groups):
+    """Inference knows nothing of an operator that is a function: the checker wants types nevertheless."""
+    x, stored = numbers(2, 6, 4), {"s": numbers(6, seed=1), "b": numbers(6, seed=2)}
+    norm = node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=groups)
+    proto = model([norm], {"x": x}, stored, opset=21)
+    compare(proto, {"x": x})
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceSum"])
+def test_reductions_of_integers(operator, opset, keep):
+    """Axes are an attribute up to opset 17, of ReduceSum up to 12."""
+    x = np.arange(-4, 20, dtype="int32").reshape(2, 3, 4)
+    x = np.abs(x) if operator == "ReduceLogSum" else x
+    if opset >= (13 if operator == "ReduceSum" else 18):
+        made = node(operator, ["x", "a"], ["y"], keepdims=keep)
+        compare(model([made], {"x": x}, {"a": np.array([0, -1])}, opset), {"x": x})
+    else:
+        made = node(operator, ["x"], ["y"], keepdims=keep, axes=[0, -1])
+        compare(model([made], {"x": x}, opset=opset), {"x": x})
+
+
+def test_truth_values_are_compared():
+    x, z = np.array([True, True, False, False]), np.array([True, False, True, False])
+    compare(model([node("Equal", ["x", "z"], ["y"])], {"x": x, "z": z}), {"x": x, "z": z})
+    x, z = x.astype("int32"), z.astype("int32")
+    compare(model([node("Equal", ["x", "z"], ["y"])], {"x": x, "z": z}), {"x": x, "z": z})
+
+
+@pytest.mark.parametrize("factor", [0, 1])
+def test_quantising_zeros_dynamically(factor):
+    x = factor * numbers(3, 4)
+    quantize = node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])
+    compare(model([quantize], {"x": x}, opset=11, outputs=("y", "s", "z")), {"x": x})
+
+
+def test_operators_whose_names_are_not_text():
+    proto = model([node("Atan", ["x"], ["y"])], {"x": numbers(3)})
+    compare(proto, {"x": numbers(3)})
+    proto.graph.node[0].op_type = "Ata\n"
+    refused(proto, "names that are not text")

@@ -73,7 +73,11 @@ def split_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, on
 
 
 def require_text(graph: onnx.GraphProto) -> None:
-    """Raise InvalidModelError when a name is not text: protobuf gives undecodable names as bytes."""
+    """Raise InvalidModelError when a name is not text: protobuf gives undecodable names as bytes.
+
+    Names of operators have no control characters either; errors print them as they are.
+    """
+    kinds = [name for node in graph.node for name in (node.op_type, node.domain)]
     names = [
         name
         for node in graph.node
@@ -81,7 +85,7 @@ def require_text(graph: onnx.GraphProto) -> None:
     ]
     names += [attribute.name for node in graph.node for attribute in node.attribute]
     names += [named.name for named in (*graph.initializer, *graph.input, *graph.output)]
-    if not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) for name in names) or not all(map(str.isprintable, kinds)):
         raise InvalidModelError("the model has names that are not text: the file is damaged")
 
 

@@ -52,14 +52,20 @@ def _simplify(model: onnx.ModelProto, fold_bytes: int) -> onnx.ModelProto:
     return model
 
 
-def _with_output_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model for the checker: it wants shapes of outputs, of loops too, but does not read them."""
+def _with_output_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model for the checker: it wants types and shapes of outputs, of loops too, but does not read them."""
+    import onnx
+
     missing = [v for v in model.graph.output if not v.type.tensor_type.HasField("shape")]
     if not missing:
         return model
     copy = type(model)()
     copy.CopyFrom(model)
     for value in copy.graph.output:
+        if (
+            value.type.WhichOneof("value") is None
+        ):  # inference knows nothing of what comes before functions
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
     return copy
@@ -74,7 +80,7 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
         if any(value.type.WhichOneof("value") is None for value in model.graph.output):
             # The checker would only say that; inference says which node it does not understand.
             onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    onnx.checker.check_model(_with_output_shapes(model))
+    onnx.checker.check_model(_with_output_types(model))
     for node in model.graph.node:
         state_defaults(node, model)
     if model.functions or any(node.op_type in EXPANDED for node in model.graph.node):

@@ -20,10 +20,7 @@ from . import (
 
 __all__ = ["RULES"]
 
-_REDUCTIONS = (
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare",
-)  # fmt: skip
+_REDUCTIONS = ("ReduceL1", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare")
 
 #: Operators on float16 and bfloat16 that TVM imports or compiles in float32 only.
 _WIDE_ONLY = (
@@ -34,10 +31,12 @@ _WIDE_ONLY = (
 #: Rules by operator; the first that returns something counts.
 RULES: Mapping[str, Sequence[Rule]] = {
     **{name: (arithmetic.reduce_nothing,) for name in _REDUCTIONS},
-    **{name: (elementwise.in_float32,) for name in _WIDE_ONLY},
     **{
-        name: (elementwise.of_itself,) for name in ("Equal", "GreaterOrEqual", "LessOrEqual", "Sub")
+        name: (arithmetic.reduce_nothing, arithmetic.reduce_in_floats)
+        for name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
     },
+    **{name: (elementwise.in_float32,) for name in _WIDE_ONLY},
+    **{name: (elementwise.of_itself,) for name in ("GreaterOrEqual", "LessOrEqual", "Sub")},
     "AveragePool": (pooling.average_pool,),
     "BatchNormalization": (normalization.batch_normalization,),
     "BitShift": (elementwise.bit_shift,),
@@ -52,8 +51,10 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "DequantizeLinear": (quantization.dequantize,),
     "Dropout": (normalization.dropout,),
     "DynamicQuantizeLinear": (quantization.dynamic_quantize,),
+    "Equal": (elementwise.equal_truths, elementwise.of_itself),
     "EyeLike": (indexing.eye_like,),
     "GRU": (recurrent.unroll,),
+    "Gemm": (arithmetic.gemm,),
     "GridSample": (indexing.grid_sample,),
     "IsInf": (elementwise.is_inf,),
     "LRN": (normalization.local_response,),

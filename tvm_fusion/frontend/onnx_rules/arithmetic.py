@@ -30,9 +30,26 @@ def power(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     if base.kind == "f" and other.itemsize <= base.itemsize:
         return [editor.add("Pow", x, editor.cast(exponent, base))]
     wide = editor.add("Pow", editor.cast(x, "float64"), editor.cast(exponent, "float64"))
-    if base.kind in "iu":  # the power of float64 can be just below the whole number
-        wide = editor.add("Round", wide)
-    return [editor.cast(wide, base)]
+    if base.kind not in "iu":
+        return [editor.cast(wide, base)]
+    nearest = editor.add("Round", wide)  # the power of float64 can be just below the whole number
+    if other.kind != "f":
+        return [editor.cast(nearest, base)]
+    error = editor.add("Abs", editor.add("Sub", wide, nearest))
+    allowed = editor.add("Mul", editor.add("Abs", nearest), np.array(1e-12))
+    exact = editor.add("Not", editor.add("Greater", error, allowed))
+    return [editor.cast(editor.add("Where", exact, nearest, wide), base)]
+
+
+def gemm(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse Gemm of integers by factors that are not whole, which TVM rounds before it multiplies."""
+    attributes, dtype = editor.attributes(node), editor.dtype(node.input[0])
+    if dtype is None or dtype.kind not in "iu":
+        return
+    for name in ("alpha", "beta"):
+        factor = attributes.get(name, 1.0)
+        if not float(factor).is_integer():
+            editor.refuse(f"its {name} of {factor:g} is not whole, its operands are {dtype.name}")
 
 
 def reduce_bool(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
@@ -52,9 +69,24 @@ def reduce_mean_of_integers(editor: Editor, node: onnx.NodeProto) -> list[str] |
         return None
     if before is None or after is None or not math.prod(after):
         editor.refuse("its shapes are computed at run time")
-    total = editor.add("ReduceSum", x, *node.input[1:], **editor.attributes(node))
+    attributes = editor.attributes(node)
+    if editor.opset < 18:  # axes are an attribute, which ReduceSum does not have since opset 13
+        axes = attributes.get("axes", range(len(before)))
+        total = editor.reduce("ReduceSum", x, axes, keep=bool(attributes.get("keepdims", 1)))
+    else:
+        total = editor.add("ReduceSum", x, *node.input[1:], **attributes)
     count = np.array(math.prod(before) // math.prod(after), dtype)
     return [editor.add("Div", total, count)]
+
+
+def reduce_in_floats(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Roots and logarithms of sums of integers, by way of float64."""
+    x, dtype = node.input[0], editor.dtype(node.input[0])
+    if dtype is None or dtype.kind not in "iu":
+        return None
+    wide = editor.cast(x, "float64")
+    y = editor.add(node.op_type, wide, *node.input[1:], **editor.attributes(node))
+    return [editor.cast(y, dtype)]
 
 
 #: What a reduction of nothing gives.

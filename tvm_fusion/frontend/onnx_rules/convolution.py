@@ -69,6 +69,15 @@ def conv_transpose(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
             s * (n - 1) + e + w - t
             for s, n, e, w, t in zip(strides, sizes, extra, windows, target, strict=True)
         ]
+        if (
+            mode.startswith("SAME")
+            and min(total) < 0
+            and "output_shape" not in editor.attributes(node)
+        ):
+            editor.refuse(
+                f"its windows of {windows} elements are smaller than its strides of {strides}, which runtimes pad "
+                f"differently for {mode}: export it with pads and output_padding"
+            )
         less, more = [max(t, 0) // 2 for t in total], [max(t, 0) - max(t, 0) // 2 for t in total]
         pads = less + more if mode == "SAME_UPPER" else more + less
         extra = [e + max(-t, 0) for e, t in zip(extra, total, strict=True)]

@@ -168,6 +168,13 @@ def shrink(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.add("Where", editor.add("Less", x, low), editor.add("Add", x, shift), above)]
 
 
+def equal_truths(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Equal of truth values, which LLVM is given as numbers by TVM: neither without the other."""
+    if editor.dtype(node.input[0]) != np.dtype("bool"):
+        return None
+    return [editor.add("Not", editor.add("Xor", *node.input))]
+
+
 def of_itself(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """A value compared with itself or taken from itself: true or 0, but for NaN and infinity.
 

@@ -14,11 +14,20 @@ if TYPE_CHECKING:
 
 
 def layer_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """LayerNormalization with the mean and the inverse deviation, which TVM gives as empty tensors, or of float64."""
+    """LayerNormalization with the mean and the inverse deviation, which TVM gives as empty tensors, or of float64.
+
+    Scales and biases that broadcast get the shape of what is normalized, which TVM wants.
+    """
     x, scale, bias = editor.operands(node, 3)
-    if not any(node.output[1:]) and editor.dtype(x) != np.dtype("float64"):
-        return None
     attributes = editor.attributes(node)
+    if not any(node.output[1:]) and editor.dtype(x) != np.dtype("float64"):
+        shape = editor.shape(x)
+        whole = shape and shape[attributes.get("axis", -1) % len(shape) :]
+        given = [name for name in (scale, bias) if name]
+        if not whole or all(editor.shape(name) in (whole, None) for name in given):
+            return None
+        given = [_expanded(editor, name, whole) for name in given]
+        return [editor.add("LayerNormalization", x, *given, **attributes)]
     rank = len(editor.dims(x) or ())
     if not rank:
         editor.refuse("the rank of its input is not known")
@@ -33,6 +42,13 @@ def layer_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | Non
     normal = editor.cast(normal, dtype) if dtype.itemsize == 2 else normal
     y = editor.add("Mul", normal, scale)
     return [editor.add("Add", y, bias) if bias else y, mean, inverse]
+
+
+def _expanded(editor: Editor, name: str, shape: tuple[int, ...]) -> str:
+    stored = editor.value(name)
+    if stored is not None:
+        return editor.store(np.broadcast_to(stored, shape))
+    return editor.add("Expand", name, np.array(shape))
 
 
 def _inverse_root(editor: Editor, variance: str, epsilon: float, dtype: np.dtype) -> str:
@@ -65,6 +81,11 @@ def batch_normalization(editor: Editor, node: onnx.NodeProto) -> list[str] | Non
     attributes = editor.attributes(node)
     if not attributes.get("spatial", 1):
         return _normalized_elements(editor, node, attributes.get("epsilon", 1e-5))
+    shape = editor.shape(node.input[0])
+    if shape is not None and len(shape) == 1 and not any(node.output[1:]):  # of one channel
+        column = editor.reshape(node.input[0], [-1, 1])
+        normal = editor.add("BatchNormalization", column, *node.input[1:], **attributes)
+        return [editor.reshape(normal, shape)]
     training = attributes.get("training_mode", 0)
     if not training:
         if any(node.output[1:]):

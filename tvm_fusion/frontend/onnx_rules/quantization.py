@@ -85,7 +85,10 @@ def dequantize(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
 
 
 def dynamic_quantize(editor: Editor, node: onnx.NodeProto) -> list[str]:
-    """DynamicQuantizeLinear: scale and zero point from the range of x, which includes 0."""
+    """DynamicQuantizeLinear: scale and zero point from the range of x, which includes 0.
+
+    The specification divides by a range of 0; the scale of zeros is 1, as in onnxruntime.
+    """
     x = node.input[0]
     rank = len(editor.dims(x) or ())
     axes, zero = list(range(rank)), np.zeros((), "float32")
@@ -93,6 +96,7 @@ def dynamic_quantize(editor: Editor, node: onnx.NodeProto) -> list[str]:
     low = editor.add("Min", editor.reduce("ReduceMin", x, axes, keep=False), zero)
     last = np.array(255, "float32")
     scale = editor.add("Div", editor.add("Sub", high, low), last)
+    scale = editor.add("Where", editor.add("Equal", scale, zero), zero + 1, scale)
     start = editor.add("Div", editor.add("Neg", low), scale)
     point = editor.add("Round", editor.add("Min", editor.add("Max", start, zero), last))
     point = editor.cast(point, "uint8")
