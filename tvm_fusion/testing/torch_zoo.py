@@ -136,14 +136,14 @@ def _vision(name: str, family: str, size: int = 64, **options: Any) -> ZooModel:
     return ZooModel("torchvision", name, family, make)
 
 
-def _timm(name: str, size: int = 64, **options: Any) -> ZooModel:
+def _timm(name: str, size: int = 64, *, family: str = "", **options: Any) -> ZooModel:
     def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         _without_downloads()
         timm = importlib.import_module("timm")
         net = timm.create_model(name, pretrained=False, **options)
         return randomise(net), _image(size)
 
-    return ZooModel("timm", name, name.split("_")[0], make)
+    return ZooModel("timm", name, family or name.split("_")[0], make)
 
 
 def _text(name: str, config: str, model: str, keys: tuple[str, ...], **sizes: Any) -> ZooModel:
@@ -175,7 +175,8 @@ _CLASSIFIERS: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("mobilenet_v2", ("mobilenet_v2",), 64),
     ("mobilenet_v3", ("mobilenet_v3_small", "mobilenet_v3_large"), 64),
     ("regnet_x", tuple(f"regnet_x_{s}" for s in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")), 64),
-    ("regnet_y", tuple(f"regnet_y_{s}" for s in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")), 64),
+    ("regnet_y", tuple(f"regnet_y_{s}" for s in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf", "128gf")),
+     64),
     ("resnet", ("resnet18", "resnet34"), 64),
     ("resnet50", ("resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"), 64),
     ("resnext", ("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"), 64),
@@ -185,7 +186,7 @@ _CLASSIFIERS: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("swin_v2", ("swin_v2_t", "swin_v2_s", "swin_v2_b"), 64),
     ("vgg", ("vgg11", "vgg13", "vgg16", "vgg19"), 32),
     ("vgg_bn", ("vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn"), 32),
-    ("vit", ("vit_b_32", "vit_b_16", "vit_l_32", "vit_l_16"), 224),
+    ("vit", ("vit_b_32", "vit_b_16", "vit_l_32", "vit_l_16", "vit_h_14"), 224),
 )  # fmt: skip
 
 _SEGMENTATION = (
@@ -194,9 +195,10 @@ _SEGMENTATION = (
 )  # fmt: skip
 
 _DETECTION = (
-    "ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_resnet50_fpn",
-    "fasterrcnn_resnet50_fpn_v2", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn",
-    "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn", "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_mobilenet_v3_large_fpn",
+    "fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2",
+    "fcos_resnet50_fpn", "maskrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn_v2", "keypointrcnn_resnet50_fpn",
+    "ssd300_vgg16",
 )  # fmt: skip
 
 _TIMM: tuple[ZooModel, ...] = (
@@ -280,6 +282,58 @@ _TIMM: tuple[ZooModel, ...] = (
     _timm("hgnet_tiny"),
 )
 
+#: Further sizes and forms of the families of timm that are used most.
+_TIMM_SIZES: tuple[ZooModel, ...] = (
+    _timm("resnet34", family="resnet18"),
+    _timm("resnet26d", family="resnet18"),
+    _timm("resnet50", family="resnet18"),
+    _timm("resnext50_32x4d", family="resnext"),
+    _timm("ecaresnet26t", family="ecaresnet"),
+    _timm("seresnext26d_32x4d", family="seresnet50"),
+    _timm("resnetv2_50d", family="resnetv2"),
+    _timm("res2net50_48w_2s", family="res2net50"),
+    _timm("efficientnet_lite0"),
+    _timm("efficientnet_b1"),
+    _timm("efficientnet_es"),
+    _timm("tf_efficientnet_b0", family="tf"),
+    _timm("tf_efficientnetv2_b1"),
+    _timm("mobilenetv2_050"),
+    _timm("mobilenetv3_large_100"),
+    _timm("mobilenetv4_conv_medium"),
+    _timm("mobilenetv4_hybrid_medium"),
+    _timm("convnext_femto"),
+    _timm("convnext_tiny"),
+    _timm("convnextv2_femto"),
+    _timm("vit_small_patch16_224", img_size=64, depth=3),
+    _timm("vit_base_patch32_224", 224, depth=2),
+    _timm("vit_small_patch14_reg4_dinov2", 56, depth=2, img_size=56),
+    _timm("deit3_small_patch16_224", family="deit", img_size=64, depth=3),
+    _timm("swin_small_patch4_window7_224", 224, depths=(1, 1, 2, 1)),
+    _timm("swinv2_small_window8_256", 256, depths=(1, 1, 2, 1)),
+    _timm("regnetx_004"),
+    _timm("regnety_004"),
+    _timm("densenet169", family="densenet121"),
+    _timm("mixer_b16_224", 224, num_blocks=3),
+    _timm("vgg13_bn", family="vgg11"),
+    _timm("eva02_small_patch14_224", 224, depth=2),
+    _timm("ghostnetv2_100", family="ghostnet"),
+    _timm("repvgg_b0"),
+    _timm("mobilevit_xs"),
+    _timm("mobilevitv2_075"),
+    _timm("levit_192", 224),
+    _timm("poolformerv2_s12", family="poolformer"),
+    _timm("pvt_v2_b1"),
+    _timm("cait_xxs36_224", img_size=64, depth=3),
+    _timm("rexnet_130"),
+    _timm("fastvit_s12", 128),
+    _timm("dla46_c", family="dla34"),
+    _timm("hrnet_w18_small_v2"),
+    _timm("dpn68", family="dpn48b"),
+    _timm("hgnet_small"),
+    _timm("mixnet_m"),
+    _timm("xception65", family="xception41"),
+)
+
 _BERT = dict(
     vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
 )
@@ -314,6 +368,7 @@ ZOO: dict[str, ZooModel] = {
             for name in _DETECTION
         ),
         *_TIMM,
+        *_TIMM_SIZES,
         *_TRANSFORMERS,
     )
 }
