@@ -171,6 +171,37 @@ def test_rows_without_any_key_become_zero(behind):
     assert not group.stray and {"nan", "rows"} < set(proposal.operators)
 
 
+def masked(hidden=-np.inf, shared=False, kept=False):
+    """An additive mask, and zeros for rows whose largest mask is a number; ``shared``: that is a result, too."""
+    b = ModuleBuilder("float16")
+    q, k, v = (b.input(name, (2, 4, 48, 32)) for name in "qkv")
+    mask = b.input("mask", (2, 1, 48, 48))
+    scores = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    weights = b.op("softmax", op.nn.softmax(b.op("masked", op.add(scores, mask))))
+    largest = b.op("largest", op.max(mask, [-1], True))
+    hides = b.op("hides", op.equal(largest, relax.const(hidden, "float16")))
+    zero = relax.const(0.0, "float16")
+    chosen = op.where(hides, weights, zero) if kept else op.where(hides, zero, weights)
+    mixed = b.op("mixed", op.matmul(b.op("rows", chosen), v))
+    return b.finish(mixed, *([largest] if shared else []))
+
+
+@pytest.mark.parametrize(
+    ("module", "inside"),
+    [
+        pytest.param(masked(), True, id="mask"),
+        pytest.param(masked(shared=True), False, id="mask whose largest is a result"),
+        pytest.param(masked(hidden=-1.0), False, id="another number"),
+        pytest.param(masked(kept=True), False, id="the other rows"),
+    ],
+)
+def test_rows_that_a_condition_hides_become_zero(module, inside):
+    """It is computed inside where nothing else needs it and it says that no key is left; else it is read."""
+    group, proposal = found(module)
+    assert not group.stray and "rows" in proposal.operators
+    assert ({"largest", "hides"} <= set(proposal.operators)) is inside
+
+
 def nan_kept(b, x):
     return b.op("stray", op.where(b.op("nan", op.isnan(x)), x, zeros(b, x)))
 

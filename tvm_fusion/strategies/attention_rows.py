@@ -14,8 +14,10 @@ _FILLED = ("full_like", "zeros_like", "full", "zeros")
 class ZeroedRows:
     """Reads one selection behind a softmax.
 
-    Its condition is one of two. Either a weight is NaN, which holds for all of its row or for none: ONNX's form of
-    PyTorch's attention. Or the largest of "is not minus infinity" over a row's scores is false: PyTorch's own form.
+    Its condition is one of four. A weight is NaN, which holds for all of its row or for none: ONNX's form of PyTorch's
+    attention. The largest of "is not minus infinity" over a row's scores is false: PyTorch's own form. The largest of a
+    mask that is added to the scores is minus infinity: ONNX's own attention. Any other condition on rows, which the
+    kernel reads.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class ZeroedRows:
             raise Stopped(self.where, "it selects something else than zeros and the softmax")
         if not self._holds(condition, swapped):
             raise Stopped(
-                self.where, "its condition is read neither from the weights nor from the scores"
+                self.where, "its condition is none on whole rows, of weights, scores or inputs"
             )
         return self.members
 
@@ -87,18 +89,66 @@ class ZeroedRows:
         return operator, negated
 
     def _holds(self, condition: object, swapped: bool) -> bool:
+        before = list(self.members)
+        if self._is_known(condition, swapped):
+            return True
+        self.members = before
+        return isinstance(condition, str) and self._is_of_rows(condition)
+
+    def _is_known(self, condition: object, swapped: bool) -> bool:
         operator, negated = self._truth(condition)
         if operator is None:
             return False
         if operator.op == "isnan":
             return negated is swapped and self._is(operator.inputs[0], self.softmax.outputs[0])
+        if operator.op in ("equal", "not_equal"):
+            return negated is ((operator.op == "equal") is swapped) and self._is_of_mask(operator)
         scores = self.softmax.inputs[0]
-        rank = len(self.graph.tensors[scores].shape)
-        axes = [int(axis) % rank for axis in operator.attrs.get("axis") or ()]
-        if operator.op != "max" or axes != [rank - 1] or negated is swapped:
+        if not self._is_largest(operator) or negated is swapped:
             return False
         known, negated = self._truth(operator.inputs[0])
         if known is None or known.op not in ("equal", "not_equal"):
             return False
         infinite = known.attrs.get("arg1") == -math.inf
         return infinite and negated is (known.op == "equal") and self._is(known.inputs[0], scores)
+
+    def _is_of_mask(self, comparison: Operator) -> bool:
+        """Whether the largest of an added mask is compared with minus infinity, and nothing else reads it."""
+        largest = self.graph.producer.get(self._core(comparison.inputs[0]))
+        if comparison.attrs.get("arg1") != -math.inf or largest is None:
+            return False
+        if not self._is_largest(largest) or not self._is_added(largest.inputs[0]):
+            return False
+        tensor = comparison.inputs[0]
+        while (operator := self.graph.producer[tensor]) is not largest:
+            self.members.append(operator.name)
+            tensor = operator.inputs[0]
+        self.members.append(largest.name)
+        own = [self.graph.by_name[name] for name in self.members if name != self.where.name]
+        results = [tensor for operator in own for tensor in operator.outputs]
+        readers = [reader.name for tensor in results for reader in self.graph.consumers[tensor]]
+        return set(readers) <= set(self.members) and not set(results) & set(self.graph.outputs)
+
+    def _is_added(self, mask: str) -> bool:
+        """Whether scores are the sum of a mask and others."""
+        todo = [self.softmax.inputs[0]]
+        while todo:
+            core = self._core(todo.pop())
+            if core == self._core(mask):
+                return True
+            operator = self.graph.producer.get(core)
+            if operator is not None and operator.op == "add":
+                todo += operator.inputs
+        return False
+
+    def _is_of_rows(self, condition: str) -> bool:
+        """Whether a condition is the same for all keys of a row."""
+        shape = self.graph.tensors[condition].shape
+        return bool(shape) and shape[-1] == 1
+
+    def _is_largest(self, operator: Operator) -> bool:
+        """Whether an operator is the largest of rows."""
+        if operator.op != "max":
+            return False
+        rank = len(self.graph.tensors[operator.inputs[0]].shape)
+        return [int(axis) % rank for axis in operator.attrs.get("axis") or ()] == [rank - 1]

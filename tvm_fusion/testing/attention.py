@@ -129,6 +129,49 @@ def undefined(
     return emit(op.matmul(weights, v))
 
 
+def masked_rows(
+    builder: BlockBuilder,
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    mask: relax.Expr,
+    swapped: bool = False,
+    bound: float = -np.inf,
+    factor: float = 1.0,
+) -> relax.Expr:
+    """An additive mask, and zeros for rows whose largest mask is minus infinity, as ONNX defines its own attention."""
+    emit = builder.emit
+    added = mask if factor == 1.0 else emit(op.multiply(mask, number(factor, q)))
+    weights = emit(op.nn.softmax(emit(op.add(scores_of(emit, q, k), added))))
+    zero = emit(op.full_like(weights, number(0, q)))
+    hidden = emit(op.equal(emit(op.max(mask, [-1], True)), number(bound, q)))
+    if swapped:
+        weights = emit(op.where(emit(op.logical_not(hidden)), weights, zero))
+    else:
+        weights = emit(op.where(hidden, zero, weights))
+    return emit(op.matmul(weights, v))
+
+
+def chosen_rows(
+    builder: BlockBuilder,
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    kept: relax.Expr,
+    swapped: bool = False,
+) -> relax.Expr:
+    """Zeros for rows that are not kept."""
+    emit = builder.emit
+    weights = emit(op.nn.softmax(scores_of(emit, q, k)))
+    zero = emit(op.full_like(weights, number(0, q)))
+    kept = emit(op.greater(kept, number(0, q)))
+    if swapped:
+        weights = emit(op.where(kept, weights, zero))
+    else:
+        weights = emit(op.where(emit(op.logical_not(kept)), zero, weights))
+    return emit(op.matmul(weights, v))
+
+
 def heads(
     builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, count: int = 4
 ) -> relax.Expr:

@@ -11,6 +11,7 @@ from ..tensor_core.affine import substitute
 from ..tensor_core.evaluate import conjunction, copy_out, integer
 from .device_code import call
 from .form import Source
+from .hidden_rows import visible
 from .recognition import is_row_wise
 
 #: Columns that a thread stores at once.
@@ -49,7 +50,7 @@ class Ending:
             self._meet()
         else:
             found = [totals[half] for half in range(len(self.rows))]
-            self._scale(self._inverses(found), self._defined(found))
+            self._scale(self._inverses(found), self._defined(found, self.rows))
             self._store()
 
     def _inverses(self, totals: list) -> list:
@@ -58,13 +59,16 @@ class Ending:
         found = []
         for total in totals:
             inverse = scale / total
-            if self.form.zeroed:
+            if self.form.zeroed in ("masked", "undefined"):
                 inverse = tirx.Select(total.equal(zero), zero, inverse)
             found.append(T.bind(inverse))
         return found
 
-    def _defined(self, totals: list) -> list:
+    def _defined(self, totals: list, rows: list) -> list:
         """Conditions that rows keep what was added up; None where all do."""
+        if self.form.zeroed == "hidden":
+            pairs = zip(rows, totals, strict=True)
+            return [visible(self.body, row, total) for row, total in pairs]
         if self.form.zeroed != "undefined":
             return [None] * len(totals)
         # A comparison with NaN is false. Of rows of minus infinities, products of values with 0 were added up.
@@ -166,7 +170,8 @@ class Ending:
             part = parts[2 * warp + 1] * softmax.power(parts[2 * warp], largest)
             total = part if total is None else total + part
         total = T.bind(total)
-        (inverse,), (is_defined,) = self._inverses([total]), self._defined([total])
+        (inverse,) = self._inverses([total])
+        (is_defined,) = self._defined([total], [self.rows[half]])
         return T.bind(softmax.power(softmax.most[half], largest) * inverse), is_defined
 
     def _store_together(self) -> None:

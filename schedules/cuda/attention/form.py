@@ -74,7 +74,10 @@ class Attention:
         The causal mask.
     zeroed : str
         Which rows become 0 instead of NaN: those of minus infinities alone (``"masked"``), those and all others whose
-        softmax is NaN (``"undefined"``), or none (empty).
+        softmax is NaN (``"undefined"``), those that ``hidden`` says (``"hidden"``), or none (empty).
+    hidden : PrimExpr or None
+        A truth value of the batch's iterators, the row and perhaps the key: rows for which it holds, at every key,
+        become 0. Where it depends on the key, scores for which it holds are minus infinity or NaN.
     value_scale : float
         What the sums of values are multiplied by.
     output : Buffer
@@ -95,7 +98,8 @@ class Attention:
     score: tirx.PrimExpr | None
     inside: tirx.PrimExpr | None
     limit: Limit | None
-    zeroed: Literal["", "masked", "undefined"]
+    zeroed: Literal["", "masked", "undefined", "hidden"]
+    hidden: tirx.PrimExpr | None
     value_scale: float
     output: tirx.Buffer
     output_offset: tirx.PrimExpr

@@ -18,12 +18,12 @@ from ...analysis import Block, Structure, buffer_key, nodes_of, structure
 from ...steps import inline_injective, isolate_outputs
 from ..fast_math import fast_math, function_of
 from ..row_form import Stage, stages_of_block
-from ..tensor_core.affine import flat_offset, substitute
+from ..tensor_core.affine import flat_offset, substitute, uses
 from ..tensor_core.form import Iterator
 from ..tensor_core.recognition import simple_schedule
 from .form import Attention, Source
 from .score import split_scale, split_score
-from .zeroed_rows import Selection, not_infinite, selection, without_casts
+from .zeroed_rows import Selection, infinite, not_infinite, selection, terms, without_casts
 
 #: Reductions: products, the largest score, the sum of exponentials, products; and a second search for the largest score
 #: where rows without any key become 0.
@@ -117,13 +117,14 @@ class _Reader:
             return None
         if dtypes != {str(store.buffer.dtype)} or not dtypes <= set(_FLOATS):
             return None
-        read = [load.source for load in nodes_of(found.score, ir.TensorLoad)]
+        conditions = (found.score,) if found.hidden is None else (found.score, found.hidden)
+        read = [load.source for e in conditions for load in nodes_of(e, ir.TensorLoad)]
         if any(store.buffer.same_as(b) for b in (*read, *(s.buffer for s in sources))):
             return None
         return Attention(
             self.params, tuple(axis for axis in batch if axis.extent > 1), row, weighted.reduced,
             query, keys, values, found.scale * score.scale, found.sum, score.whole, score.inside,
-            score.limit, found.zeroed, value_scale, store.buffer, offset,
+            score.limit, found.zeroed, found.hidden, value_scale, store.buffer, offset,
         )  # fmt: skip
 
     # -- blocks ----------------------------------------------------------------------------------------
@@ -248,8 +249,10 @@ class _Reader:
             sums[0], power, sums[1], key
         ):
             return None
-        zeroed = self._zeroed(selected, score, key)
-        return None if zeroed is None else self._scores(score, zeroed)
+        hidden = self._hidden(selected, score, key)
+        zeroed = "hidden" if hidden is not None else self._zeroed(selected, score, key)
+        found = None if zeroed is None else self._scores(score)
+        return None if found is None else dataclasses.replace(found, zeroed=zeroed, hidden=hidden)
 
     def _is(self, load, combine: type) -> bool:
         if not isinstance(load, ir.TensorLoad):
@@ -274,16 +277,45 @@ class _Reader:
             return "undefined" if structural_equal(*parts, map_free_vars=False) else None
         return "masked" if self._is_all_masked(selected, score, key) else None
 
+    def _hidden(
+        self, selected: Selection, score: tirx.PrimExpr, key: Iterator
+    ) -> tirx.PrimExpr | None:
+        """The condition on a row, or on all of its keys, that makes it 0; None for another one.
+
+        On keys it says that a mask is minus infinity: the largest of the mask is, and the mask is added to the scores.
+        """
+        condition = selected.condition
+        if condition is None:
+            return None
+        if not self._reads_results(condition):
+            is_of_row = not uses(condition, key.var)
+            return fast_math(selected.zeros, narrow=True) if is_of_row else None
+        largest = infinite(condition, selected.negated)
+        if not self._is_largest(largest):
+            return None
+        found = self._at(largest.source, list(largest.indices))
+        if found is None or found[1].extent != key.extent or self._reads_results(found[0]):
+            return None
+        mask = without_casts(self._simple(substitute(found[0], {found[1].var: key.var})))
+        parts = [self._simple(term) for term in terms(score)]
+        if not any(structural_equal(mask, part, map_free_vars=False) for part in parts):
+            return None
+        return fast_math(mask, narrow=True).equal(tirx.FloatImm("float32", -math.inf))
+
+    def _is_largest(self, load: tirx.PrimExpr | None) -> bool:
+        """Whether a value is the largest of a row."""
+        if not isinstance(load, ir.TensorLoad):
+            return False
+        stage = self.stages.get(buffer_key(load.source))
+        return stage is not None and stage.combine is tirx.Max
+
     def _is_all_masked(self, selected: Selection, score: tirx.PrimExpr, key: Iterator) -> bool:
         """Whether a condition says that no score of a row is anything but minus infinity.
 
         That is the largest of truth values, as numbers: TVM's largest of floating-point values is never infinite.
         """
         largest = selected.condition
-        if not selected.negated or not isinstance(largest, ir.TensorLoad):
-            return False
-        stage = self.stages.get(buffer_key(largest.source))
-        if stage is None or stage.combine is not tirx.Max:
+        if not selected.negated or not self._is_largest(largest):
             return False
         found = self._at(largest.source, list(largest.indices))
         if found is None or found[1].extent != key.extent:
@@ -294,7 +326,7 @@ class _Reader:
         parts = [self._simple(part) for part in (value, without_casts(score))]
         return structural_equal(*parts, map_free_vars=False)
 
-    def _scores(self, score: tirx.PrimExpr, zeroed: str) -> _Softmax | None:
+    def _scores(self, score: tirx.PrimExpr) -> _Softmax | None:
         """Read the products of queries and keys in a score."""
         loads = [
             load
@@ -318,7 +350,7 @@ class _Reader:
             return None
 
         value = fast_math(score, narrow=True, replace=replace)
-        return _Softmax(query, key, found.reduced, one * two, total, value, zeroed)
+        return _Softmax(query, key, found.reduced, one * two, total, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +363,8 @@ class _Softmax:
     scale: float
     sum: tirx.Var
     score: tirx.PrimExpr
-    zeroed: str
+    zeroed: Literal["", "masked", "undefined", "hidden"] = ""
+    hidden: tirx.PrimExpr | None = None
 
 
 def is_row_wise(source: Source) -> bool:

@@ -24,11 +24,14 @@ class Selection:
         What makes it 0, without conversions and negations; None where nothing does.
     negated : bool
         Whether it becomes 0 where that does not hold.
+    zeros : PrimExpr or None
+        What makes it 0, as a truth value.
     """
 
     kept: tirx.PrimExpr
     condition: tirx.PrimExpr | None = None
     negated: bool = False
+    zeros: tirx.PrimExpr | None = None
 
     @property
     def of_nan(self) -> tirx.PrimExpr | None:
@@ -52,16 +55,31 @@ def selection(weight: tirx.PrimExpr) -> Selection | None:
     if not _is_zero(zero):
         return None
     known, negated = truth(condition)
-    return Selection(without_casts(kept), known, negated is not swapped)
+    zeros = tirx.Not(condition) if swapped else condition
+    return Selection(without_casts(kept), known, negated is not swapped, zeros)
 
 
 def not_infinite(condition: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """The value that a condition says is not minus infinity; None for another condition."""
     value, negated = truth(condition)
-    if not isinstance(value, tirx.EQ | tirx.NE) or isinstance(value, tirx.EQ) != negated:
+    return infinite(value, not negated)
+
+
+def infinite(condition: tirx.PrimExpr, negated: bool) -> tirx.PrimExpr | None:
+    """The value that a condition, or its negation, says is minus infinity; None for another condition."""
+    if not isinstance(condition, tirx.NE if negated else tirx.EQ):
         return None
-    infinite = isinstance(value.b, tirx.FloatImm) and float(value.b.value) == float("-inf")
-    return without_casts(value.a) if infinite else None
+    bound = without_casts(condition.b)
+    known = isinstance(bound, tirx.FloatImm) and float(bound.value) == float("-inf")
+    return without_casts(condition.a) if known else None
+
+
+def terms(value: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """What a value is the sum of, without conversions."""
+    value = without_casts(value)
+    if isinstance(value, tirx.Add):
+        return [*terms(value.a), *terms(value.b)]
+    return [value]
 
 
 def truth(value: tirx.PrimExpr) -> tuple[tirx.PrimExpr, bool]:

@@ -14,9 +14,11 @@ from tvm_fusion.testing.attention import (
     added,
     attention_function,
     causal,
+    chosen_rows,
     flattened,
     grouped,
     heads,
+    masked_rows,
     number,
     plain,
     scaled,
@@ -59,6 +61,26 @@ def test_masks_are_expressions() -> None:
 def test_weights_that_are_nan_become_zero(swapped: bool) -> None:
     shapes = [*FOUR, (2, 1, 48, 48)]
     assert attention(attention_function(undefined, shapes, swapped=swapped)).zeroed == "undefined"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_rows_that_are_hidden_become_zero(swapped: bool) -> None:
+    func = attention_function(masked_rows, [*FOUR, (2, 1, 48, 48)], swapped=swapped)
+    assert attention(func).zeroed == "hidden"
+    func = attention_function(chosen_rows, [*FOUR, (2, 1, 48, 1)], swapped=swapped)
+    assert attention(func).zeroed == "hidden"
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "attrs"),
+    [
+        pytest.param(masked_rows, (2, 1, 48, 48), {"bound": 0.0}, id="another number"),
+        pytest.param(masked_rows, (2, 1, 48, 48), {"factor": 0.5}, id="another mask"),
+        pytest.param(chosen_rows, (2, 1, 48, 48), {}, id="keys"),
+    ],
+)
+def test_conditions_that_hide_no_rows(make, shape, attrs) -> None:
+    assert attention(attention_function(make, [*FOUR, shape], **attrs)) is None
 
 
 def other_nan(builder, q, k, v):

@@ -22,6 +22,8 @@ from tvm_fusion.testing.attention import (
     added,
     attention_function,
     causal,
+    chosen_rows,
+    masked_rows,
     plain,
     scaled,
     undefined,
@@ -116,6 +118,7 @@ def test_not_before_sm_80_nor_in_float32() -> None:
         pytest.param(causal, [(4, 32, 2048, 128)] * 3, id="causal"),
         pytest.param(added, [*[(8, 12, 512, 64)] * 3, (8, 1, 512, 512)], id="mask"),
         pytest.param(added, [*[(4, 32, 500, 128)] * 3, (4, 1, 500, 500)], id="long mask"),
+        pytest.param(masked_rows, [*[(8, 12, 512, 64)] * 3, (512, 512)], id="zeros by mask"),
     ],
 )
 def test_no_spills(make, shapes, arch: str) -> None:
@@ -149,6 +152,9 @@ FORMS = {
     "mask, tails": (added, lambda width: [*of(501, width), (4, 1, 501, 501)]),
     "zeros": (zeroed, lambda width: [*of(512, width), (4, 1, 512, 512)]),
     "zeros for NaN": (undefined, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+    "zeros by mask": (masked_rows, lambda width: [*of(512, width), (4, 1, 512, 512)]),
+    "zeros by mask, tails": (masked_rows, lambda width: [*of(501, width), (4, 1, 501, 501)]),
+    "chosen rows": (chosen_rows, lambda width: [*of(512, width), (4, 1, 512, 1)]),
     "negative": (negative, lambda width: of(501, width)),
 }
 

@@ -11,12 +11,14 @@ from tvm_fusion.testing.attention import (
     added,
     attention_function,
     causal,
+    chosen_rows,
     emulate,
     error_of,
     expected,
     flattened,
     grouped,
     heads,
+    masked_rows,
     plain,
     random_arrays,
     scaled,
@@ -172,6 +174,44 @@ def test_rows_that_are_undefined(make, tile) -> None:
         return out
 
     check(make, shapes, tile, want, arrays=arrays)
+
+
+@pytest.mark.parametrize("keys", [80, 70])
+@pytest.mark.parametrize("tile", [(32, 1, 2, 1, 2), (64, 1, 1, 2, 2), (32, 2, 2, 1, 3)])
+def test_rows_whose_mask_hides_every_key_become_zero(tile, keys: int) -> None:
+    """Whatever their scores; rows of scores that are minus infinity, or NaN, for another reason stay NaN."""
+    shapes = [*of(33, keys, 32), (1, 1, 33, keys)]
+    q, k, v, _ = random_arrays(shapes)
+    mask = masks(-np.inf, shapes[3]).astype("float16")
+    mask[..., 32, :] = -np.inf
+    q[0, 0, 1] = np.nan
+    q[0, 0, 32] = np.inf
+    q[0, 1, 5], q[0, 1, 6] = np.nan, -np.inf
+    k[0, 1] = np.abs(k[0, 1])
+
+    def want(q, k, v, mask):
+        out = expected(q, k, v, mask)
+        out[:, :, [0, 1, 2, 32]] = 0.0
+        assert np.isnan(out[0, 1, 5:7]).all() and np.isnan(out).sum() == 2 * 32
+        return out
+
+    for swapped in (False, True):
+        check(masked_rows, shapes, tile, want, arrays=[q, k, v, mask], swapped=swapped)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 33, 1), (2, 1, 1, 1), (1, 2, 33, 1)])
+def test_rows_that_an_input_chooses(shape) -> None:
+    shapes = [*of(33, 70, 32, (2, 2)), shape]
+    arrays = random_arrays(shapes)
+    arrays[0][:, :, 3] = np.nan
+
+    def want(q, k, v, kept):
+        out = expected(q, k, v)
+        return np.where(np.asarray(kept) > 0, out, 0.0)
+
+    for swapped in (False, True):
+        check(chosen_rows, shapes, (32, 1, 2, 1, 2), want, arrays=arrays, swapped=swapped)
+    check(chosen_rows, shapes, (64, 1, 1, 2, 2), want, arrays=arrays)
 
 
 @pytest.mark.parametrize(
