@@ -10,9 +10,8 @@ from ..fast_math import to_type
 from ..tensor_core.affine import substitute
 from ..tensor_core.evaluate import conjunction, copy_out, integer
 from .device_code import call
-from .form import Source
+from .form import Source, is_row_wise
 from .hidden_rows import visible
-from .recognition import is_row_wise
 
 #: Columns that a thread stores at once.
 _PIECE = 8

@@ -11,7 +11,8 @@ import dataclasses
 import math
 from typing import Literal
 
-from ....compat import tirx
+from ....compat import sym, tirx
+from ..tensor_core.affine import substitute
 from ..tensor_core.form import Iterator
 
 
@@ -113,3 +114,30 @@ class Attention:
     def heads(self) -> int:
         """Elements of the batch."""
         return math.prod(i.extent for i in self.batch)
+
+
+def is_row_wise(source: Source) -> bool:
+    """Whether an operand's rows are contiguous, and they and their offsets of whole pieces of 16 bytes."""
+    analyzer = sym.Analyzer()
+    one = tirx.IntImm("int32", 1)
+    piece = 16 // tirx_bytes(str(source.buffer.dtype))
+    sequence, width = source.sequence.var, source.width.var
+    steps = []
+    for var in (sequence, width):
+        step = analyzer.simplify(substitute(source.offset, {var: var + one}) - source.offset)
+        if not isinstance(step, tirx.IntImm):
+            return False
+        steps.append(int(step))
+    zero = tirx.IntImm("int32", 0)
+    base = analyzer.simplify(substitute(source.offset, {sequence: zero, width: zero}))
+    if steps[1] != 1 and source.width.extent > 1:
+        return False
+    if source.width.extent % piece or (source.sequence.extent > 1 and steps[0] % piece):
+        return False
+    found = analyzer.modular_set(base)
+    return int(found.coeff) % piece == 0 and int(found.base) % piece == 0
+
+
+def tirx_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return 4 if dtype == "float32" else 2

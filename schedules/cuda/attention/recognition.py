@@ -21,7 +21,7 @@ from ..row_form import Stage, stages_of_block
 from ..tensor_core.affine import flat_offset, substitute, uses
 from ..tensor_core.form import Iterator
 from ..tensor_core.recognition import simple_schedule
-from .form import Attention, Source
+from .form import Attention, Source, is_row_wise
 from .score import split_scale, split_score
 from .zeroed_rows import Selection, infinite, not_infinite, selection, terms, without_casts
 
@@ -365,33 +365,6 @@ class _Softmax:
     score: tirx.PrimExpr
     zeroed: Literal["", "masked", "undefined", "hidden"] = ""
     hidden: tirx.PrimExpr | None = None
-
-
-def is_row_wise(source: Source) -> bool:
-    """Whether an operand's rows are contiguous, and they and their offsets of whole pieces of 16 bytes."""
-    analyzer = sym.Analyzer()
-    one = tirx.IntImm("int32", 1)
-    piece = 16 // tirx_bytes(str(source.buffer.dtype))
-    sequence, width = source.sequence.var, source.width.var
-    steps = []
-    for var in (sequence, width):
-        step = analyzer.simplify(substitute(source.offset, {var: var + one}) - source.offset)
-        if not isinstance(step, tirx.IntImm):
-            return False
-        steps.append(int(step))
-    zero = tirx.IntImm("int32", 0)
-    base = analyzer.simplify(substitute(source.offset, {sequence: zero, width: zero}))
-    if steps[1] != 1 and source.width.extent > 1:
-        return False
-    if source.width.extent % piece or (source.sequence.extent > 1 and steps[0] % piece):
-        return False
-    found = analyzer.modular_set(base)
-    return int(found.coeff) % piece == 0 and int(found.base) % piece == 0
-
-
-def tirx_bytes(dtype: str) -> int:
-    """Bytes of an element."""
-    return 4 if dtype == "float32" else 2
 
 
 def _replaced(expr: tirx.PrimExpr, replace) -> tirx.PrimExpr:
