@@ -196,16 +196,6 @@ def recording(decision: Decision = ()) -> Iterator[list[Point]]:
 
 
 @contextlib.contextmanager
-def undecided() -> Iterator[None]:
-    """Leave choices to the cost models."""
-    token = _STATE.set(None)
-    try:
-        yield
-    finally:
-        _STATE.reset(token)
-
-
-@contextlib.contextmanager
 def part(name: str) -> Iterator[None]:
     """Give the choices of a kernel's part names of their own, such as ``member0.tile``."""
     state = _STATE.get()

@@ -34,10 +34,6 @@ class LoweringError(FusionError):
     """A group could not be lowered to one kernel."""
 
 
-class VerificationError(FusionError):
-    """A compiled result differs from the reference by more than the tolerance."""
-
-
 class CompilerError(FusionError):
     """An external compiler (nvcc, ptxas) rejected generated code; the message carries its first error line."""
 

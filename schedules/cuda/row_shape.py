@@ -144,19 +144,6 @@ def _count(expr: tirx.PrimExpr, column: tirx.Var, seen: set[str]) -> float:
     return below + isinstance(expr, _ARITHMETIC)
 
 
-def row_shape(
-    work: RowWork, device: DeviceSpec, most_threads: int, most_lines: int | None = None
-) -> RowShape | None:
-    """The way that is estimated to be the fastest; see `row_shapes`.
-
-    Returns
-    -------
-    RowShape or None
-        None when no shape keeps to the registers of a block.
-    """
-    return next(iter(row_shapes(work, device, most_threads, most_lines, 1)), None)
-
-
 def row_shapes(
     work: RowWork,
     device: DeviceSpec,

@@ -13,12 +13,12 @@ import pytest
 
 import tvm_fusion as tf
 from tvm_fusion.build.executable import device_sources
-from tvm_fusion.build.model import drop_groups, kernel_calls, lower_plan, unfused_plan
+from tvm_fusion.build.model import drop_groups, lower_plan, unfused_plan
 from tvm_fusion.compat import codegen, relax, tvm
 from tvm_fusion.errors import InvalidModelError, LoweringError, PlanError, TargetError
 from tvm_fusion.planner import Plan, Rejection
 from tvm_fusion.targets import parse_target, runs_here
-from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs, random_module
+from tvm_fusion.testing.modules import ModuleBuilder, kernel_calls, parallel_convs, random_module
 from tvm_fusion.transform import schedule_groups
 
 

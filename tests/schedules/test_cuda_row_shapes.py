@@ -8,7 +8,7 @@ from tvm import relax
 from tvm_fusion.schedules.cuda.row_across import AcrossRows
 from tvm_fusion.schedules.cuda.row_along import AlongRows
 from tvm_fusion.schedules.cuda.row_pieces import RowShape
-from tvm_fusion.schedules.cuda.row_shape import row_shape, row_work
+from tvm_fusion.schedules.cuda.row_shape import row_shapes, row_work
 from tvm_fusion.schedules.cuda.row_stages import row_function
 
 from tvm_fusion.devices import device_for
@@ -38,7 +38,7 @@ def chosen(func, arch: str = "sm_90", most: int = 1024):
     """The shape that the model chooses, with the function's form."""
     form, rows = row_function(func)
     device = device_for(parse_target(f"cuda:{arch}"))
-    return form, rows, row_shape(row_work(form, rows.across), device, most)
+    return form, rows, next(iter(row_shapes(row_work(form, rows.across), device, most)), None)
 
 
 @pytest.mark.parametrize(

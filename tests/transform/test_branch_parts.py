@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_fusion.build.model import kernel_calls
 from tvm_fusion.compat import relax, tirx, tvm
-from tvm_fusion.testing.modules import ModuleBuilder
+from tvm_fusion.testing.modules import ModuleBuilder, kernel_calls
 from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 from tvm_fusion.transform import Fuse, LowerGroups, StripFusion
 from tvm_fusion.verification.reference import Reference

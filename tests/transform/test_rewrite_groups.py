@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tvm_fusion.build.inputs import make_inputs
-from tvm_fusion.build.model import build_module, kernel_calls
+from tvm_fusion.build.model import build_module
 from tvm_fusion.build.signature import TensorSpec
 from tvm_fusion.compat import Target, ir, relax, structural_equal, tvm
 from tvm_fusion.errors import LoweringError
-from tvm_fusion.testing.modules import ModuleBuilder, as_group
+from tvm_fusion.testing.modules import ModuleBuilder, as_group, kernel_calls
 from tvm_fusion.transform import StripFusion
 from tvm_fusion.transform.lower_groups import lower_groups
 from tvm_fusion.transform.rewrite_groups import rewrite_group

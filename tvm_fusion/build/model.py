@@ -324,15 +324,3 @@ def unfused_plan(plan: Plan) -> Plan:
     return dataclasses.replace(
         plan, groups=(), rejected=(), ungrouped=(), totals=plan.totals, pipeline="tvm_fusion"
     )
-
-
-def kernel_calls(mod: tvm.IRModule) -> list[str]:
-    """Names of the PrimFuncs that ``main`` of a lowered module calls, in order; views do not count."""
-    out = []
-    for binding in mod["main"].body.blocks[0].bindings:
-        value = binding.value
-        if isinstance(value, relax.Call) and value.op == ir.Op.get("relax.call_tir"):
-            func = mod[value.args[0]]
-            if not relax.analysis.has_reshape_pattern(func):
-                out.append(value.args[0].name_hint)
-    return out

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compat import relax, tvm
+from ..compat import ir, relax, tvm
 from ..frontend.rename import Substitute
 from ..graph.relax import from_relax
 from ..strategies.base import Proposal, depth_of
@@ -316,3 +316,15 @@ def _random_operator(
         view = b.op(f"{name}_view", relax.op.reshape(small, (1, shape[1], 1, 1)))
         return b.op(name, relax.op.multiply(value, view))
     return b.relu(name, value)
+
+
+def kernel_calls(mod: tvm.IRModule) -> list[str]:
+    """Names of the PrimFuncs that ``main`` of a lowered module calls, in order; views do not count."""
+    out = []
+    for binding in mod["main"].body.blocks[0].bindings:
+        value = binding.value
+        if isinstance(value, relax.Call) and value.op == ir.Op.get("relax.call_tir"):
+            func = mod[value.args[0]]
+            if not relax.analysis.has_reshape_pattern(func):
+                out.append(value.args[0].name_hint)
+    return out

@@ -20,7 +20,6 @@ from ..build.inputs import numpy_dtype
 from ..build.signature import TensorSpec
 from ..compat import tirx, tvm
 from ..devices import TF32
-from ..errors import TuningError
 from ..schedules.analysis import nodes_of, root_block
 from ..schedules.base import CONSTANTS
 from ..verification.reference import parallel_loops
@@ -120,34 +119,6 @@ def _result(answer: Answer) -> Inputs | str:
     if answer["verdict"] == "made":
         return Inputs.from_dict(answer["inputs"])
     return str(answer["message"])
-
-
-def reference_of(
-    source: KernelSource, folder: Path, *, seed: int = 0, timeout_s: float = 300.0
-) -> Inputs:
-    """Make the inputs and reference outputs of one kernel, in a process of its own.
-
-    Parameters
-    ----------
-    source : KernelSource
-        The kernel.
-    folder : Path
-        Where the outputs go.
-    seed : int
-        Seed of the inputs.
-    timeout_s : float
-        Seconds that it may take.
-
-    Raises
-    ------
-    TuningError
-        If the function cannot be run on the CPU.
-    """
-    with References(timeout_s=timeout_s, folder=folder, seed=seed) as references:
-        (made,) = references.make([source])
-    if isinstance(made, str):
-        raise TuningError(f"kernel {source.kernel} has no reference to be checked against: {made}")
-    return made
 
 
 def widened(func_json: str) -> tirx.PrimFunc:

@@ -58,7 +58,6 @@ class Reads:
         self.bases = [
             keep(substitute(flat_offset(load), {**starts, **zero}), "offset") for load in self.loads
         ]
-        self.moving = {iterator.var.__chandle__() for iterator in reduced}
         self.plain = self._plain()
 
     def _plain(self) -> bool:
