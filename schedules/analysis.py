@@ -193,6 +193,11 @@ def dtype_bytes(dtype: str) -> int:
 def structure(sch: s_tir.Schedule) -> Structure | None:
     """Read the structure of the function that a schedule works on.
 
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        Schedule of a module with one function, ``main``. It is not changed.
+
     Returns
     -------
     Structure or None

@@ -39,8 +39,8 @@ class Limits:
         Multiprocessors of the chip that the arch stands for: how many thread blocks keep it busy.
     dynamic_shared_bytes : int
         Dynamic shared memory that a block may ask for, in bytes.
-    registers, resident_threads : int
-        Registers of a multiprocessor, and threads that it holds.
+    registers : int
+        Registers of a multiprocessor.
     """
 
     threads: int
@@ -50,7 +50,6 @@ class Limits:
     multiprocessors: int
     dynamic_shared_bytes: int = 0
     registers: int = 65536
-    resident_threads: int = 2048
 
 
 def limits(target: Target) -> Limits:
@@ -72,13 +71,12 @@ def limits(target: Target) -> Limits:
     return Limits(
         threads=int(threads),
         warp=int(attrs.get("thread_warp_size", device.warp_size)),
-        # What a block gets beyond this is dynamic shared memory, which no template here asks for.
+        # What a block gets beyond this is dynamic shared memory, counted apart (`dynamic_shared_bytes`).
         shared_bytes=min(int(shared), device.shared_memory_per_block),
         resident_shared_bytes=device.shared_memory_per_multiprocessor,
         multiprocessors=device.multiprocessors,
         dynamic_shared_bytes=device.shared_memory_per_block_optin,
         registers=device.registers_per_multiprocessor,
-        resident_threads=device.max_threads_per_multiprocessor,
     )
 
 
@@ -103,7 +101,13 @@ class ScheduleTemplate(abc.ABC):
     min_arch: ClassVar[int | None] = None
 
     def accepts(self, target: Target) -> bool:
-        """Say whether this template may write code for ``target``."""
+        """Say whether this template may write code for a target: of its kind, and new enough.
+
+        Parameters
+        ----------
+        target : Target
+            Complete target.
+        """
         if target.kind.name != self.kind:
             return False
         return self.min_arch is None or arch_number(target) >= self.min_arch

@@ -7,7 +7,6 @@ first use.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import Any
 
 _LAZY = {
@@ -21,7 +20,7 @@ __all__ = ["__version__", *_LAZY]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("tvm_fusion")
+        return importlib.import_module("._version", __name__).__version__
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _LAZY[name] is None:

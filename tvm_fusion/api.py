@@ -389,4 +389,4 @@ def verify(
     return verify_module(canonical, compiled, decided, inputs=inputs, seed=seed, progress=progress)
 
 
-__all__: list[str] = ["compile", "explain", "plan", "verify"]
+__all__: list[str] = ["compile", "explain", "plan", "tune", "verify"]

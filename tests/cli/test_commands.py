@@ -185,6 +185,18 @@ def test_shape_fixes_a_symbolic_dimension(tmp_path, capsys) -> None:
     assert "dynamic_shape" in {item.reason for item in loose.ungrouped}
 
 
+@pytest.mark.parametrize("words", [["plan"], ["explain"], ["compile", "-o", "open.so"]])
+def test_an_open_dimension_is_told_once(words, tmp_path, monkeypatch, capsys) -> None:
+    """Such a model compiles, and nothing of it is fused: the reader has to hear why."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(build("batch"), "open.onnx")
+    assert main([words[0], "open.onnx", *words[1:]]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "input 'x' leaves batch open" in line and line.endswith("--shape x=N,3,16,16")
+    assert main([words[0], "open.onnx", *words[1:], "--shape", "x=1,3,16,16"]) == 0
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["verify", "bench", "tune"])
 def test_what_runs_a_model_wants_its_shapes(command, tmp_path, capsys) -> None:
     file = tmp_path / "symbolic.onnx"

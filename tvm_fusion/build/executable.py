@@ -244,6 +244,11 @@ class CompiledModel(LoadedModel):
         added if nvcc is installed, so that `load` needs no compiler; plain TVM compiles the source
         again.
 
+        Parameters
+        ----------
+        path : str or Path
+            The file, as ``model.so``; one of this name is replaced.
+
         Raises
         ------
         OSError

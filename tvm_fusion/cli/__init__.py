@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Interrupted(KeyboardInterrupt):
     """What both signals raise: Python up to 3.11 ends with code -2 if a plain one ever left an ``exec`` of text.
 
-    Such an ``exec`` is in every import of a dataclass; that the exception was dealt with since does not matter to Python.
+    Such an ``exec`` is in every import of a dataclass; that the exception was dealt with since does not matter to it.
     """
 
 

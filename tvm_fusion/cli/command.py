@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import errno
-import fnmatch
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from .advice import warn_of_idle_patterns
 
 if TYPE_CHECKING:
     from ..compat import Target, tvm
@@ -198,7 +197,7 @@ class ModelOptions:
                 params=self.params,
             )
         if self.deny:
-            _warn_of_idle_patterns(self.deny, module)
+            warn_of_idle_patterns(self.deny, module)
         return module
 
     @property
@@ -214,19 +213,6 @@ _OF_THE_MODEL = ("model", "target", "dtype", "shape", "params")
 def option(name: str) -> str:
     """Option of a field, as ``--max-depth``."""
     return f"--{name.replace('_', '-')}"
-
-
-def _warn_of_idle_patterns(patterns: list[str], module: tvm.IRModule) -> None:
-    """Warn of patterns of ``--deny`` that match no operator: they are probably misspelt."""
-    from ..transform.fuse import graph_of
-
-    operators = graph_of(module).operators
-    names = {name for o in operators for name in (o.op, o.name, *o.source_names)}
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, sorted(names), n=2)
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            warnings.warn(f"--deny {pattern!r} matches no operator{hint}", stacklevel=3)
 
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .advice import warn_of_open_inputs
 from .command import ModelOptions, PlanOption, WorkDirOption, check_output, decisions, stage
 
 
@@ -47,6 +48,7 @@ def compile_model(
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
     module = options.load()
+    warn_of_open_inputs(module)
     with stage("verifying groups and compiling") as progress:
         executable = compile_module(
             module,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from .advice import warn_of_open_inputs
 from .command import PIPE_WIDTH, ModelOptions, stage
 
 
@@ -34,6 +35,7 @@ def explain(
 
     config, target = options.config(), options.parsed_target()
     module = options.load()
+    warn_of_open_inputs(module)
     with stage("planning"):
         result = make_explanation(module, target, config, node=node)
     if format == "json":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .advice import warn_of_open_inputs
 from .command import PIPE_WIDTH, ModelOptions, check_output, stage, write_text
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def plan(
         check_output(output, options.model)
     config, target = options.config(), options.parsed_target()
     module = options.load()
+    warn_of_open_inputs(module)
     with stage("planning"):
         result = make_plan(module, target, config, name=options.name, build=build)
     if format is None:

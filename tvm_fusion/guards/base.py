@@ -92,4 +92,16 @@ class Guard(abc.ABC):
     def check(
         self, proposal: Proposal, graph: DataflowGraph, config: FusionConfig, device: DeviceSpec
     ) -> Verdict:
-        """Judge one proposal; `ACCEPTED` when this limit does not stop it."""
+        """Judge one proposal; `ACCEPTED` when this limit does not stop it.
+
+        Parameters
+        ----------
+        proposal : Proposal
+            What a strategy would fuse.
+        graph : DataflowGraph
+            The model that it is part of.
+        config : FusionConfig
+            The user's limits.
+        device : DeviceSpec
+            The chip's: registers, shared memory, rates.
+        """

@@ -207,6 +207,11 @@ class Plan:
     def group(self, group_id: str) -> Group:
         """Return the group of an id.
 
+        Parameters
+        ----------
+        group_id : str
+            As ``fused_vertical_3``.
+
         Raises
         ------
         PlanError
@@ -220,7 +225,13 @@ class Plan:
         )
 
     def group_of(self, node: str) -> Group | None:
-        """Return the group that holds a node, or None."""
+        """Return the group that holds a node, or None.
+
+        Parameters
+        ----------
+        node : str
+            Name of the node, as the plan's groups list it.
+        """
         return next((g for g in self.groups if node in g.nodes), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -235,6 +246,11 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """Read a plan.
+
+        Parameters
+        ----------
+        text : str
+            What ``to_json`` returned, or ``tvm-fusion plan --format json`` wrote.
 
         Raises
         ------

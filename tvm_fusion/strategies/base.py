@@ -56,7 +56,15 @@ class Proposal:
     options: tuple[tuple[str, str], ...] = ()
 
     def option(self, key: str, default: str = "") -> str:
-        """Value of one option."""
+        """Value of one option.
+
+        Parameters
+        ----------
+        key : str
+            One of ``OPTIONS``.
+        default : str
+            What is returned where the proposal does not have it.
+        """
         for name, value in self.options:
             if name == key:
                 return value
@@ -71,7 +79,15 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
-        """Yield every proposal worth judging, legal or not, in a deterministic order."""
+        """Yield every proposal worth judging, legal or not, in a deterministic order.
+
+        Parameters
+        ----------
+        graph : DataflowGraph
+            The model, in canonical form. It is not changed.
+        config : FusionConfig
+            Limits, which may cut a search short; the guards ask about them anyway.
+        """
 
 
 def depth_of(graph: DataflowGraph, names: tuple[str, ...]) -> int:
