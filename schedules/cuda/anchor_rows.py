@@ -27,8 +27,8 @@ from ..steps import (
     read_in_order,
     unroll,
 )
+from .early_bfloat16 import limits_for, widens_bfloat16
 from .matmul import is_product
-from .model import limits_for, widens_bfloat16
 from .row_blocks import Rows, rows_of
 from .row_tiles import COPIES, RowProblem, RowTile, row_tiles
 

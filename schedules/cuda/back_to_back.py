@@ -26,7 +26,7 @@ from ..steps import (
     tile_loops,
     unroll,
 )
-from .model import limits_for
+from .early_bfloat16 import limits_for
 from .pair_form import Operand, Pair, PairProblem, recognise
 from .pair_tiles import PairTile, pair_tiles
 

@@ -13,7 +13,7 @@ from ...devices import device_for
 from ..analysis import dtype_bytes
 from ..base import limits
 from ..decisions import alternatives
-from .model import widens_bfloat16
+from .early_bfloat16 import widens_bfloat16
 from .row_along import AlongRows
 from .row_pieces import RowShape
 from .row_shape import RowWork, row_work

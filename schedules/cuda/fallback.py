@@ -22,7 +22,7 @@ from ..steps import (
     loops_of,
     move_into_threads,
 )
-from .model import limits_for
+from .early_bfloat16 import limits_for
 
 _THREADS = 128
 

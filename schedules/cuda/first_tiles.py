@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..base import Limits
-from .model import BARRIER, COPY, SHARED_LOAD, splits, spread_of_warp, tile_count
 from .pair_form import PairProblem
+from .stage_costs import BARRIER, COPY, SHARED_LOAD, splits, spread_of_warp, tile_count
 
 #: Multiply-adds in the time of waiting for a load through the cache, and of the epilogue of an element.
 _LATENCY, _EPILOGUE = 2.0, 8.0

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..base import Limits
 from .first_tiles import FirstTile, first_tiles, fractions, register_choices
-from .model import BARRIER, COPY, SHARED_LOAD, divides, kernel_time, tile_count
 from .pair_form import PairProblem, Sum
+from .stage_costs import BARRIER, COPY, SHARED_LOAD, divides, kernel_time, tile_count
 
 #: Accumulators of a thread for the second sum, and for both.
 ACCUMULATORS, BOTH = 64, 80

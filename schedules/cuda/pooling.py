@@ -12,7 +12,7 @@ from ..analysis import structure
 from ..base import ScheduleTemplate, limits
 from ..decisions import alternatives
 from ..steps import inline_injective, isolate_outputs, move_into_threads
-from .model import widens_bfloat16
+from .early_bfloat16 import widens_bfloat16
 from .row_across import AcrossRows
 from .row_shape import row_work, shapes_of
 from .window_stages import WINDOW, window_function

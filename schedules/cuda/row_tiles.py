@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator
 
 from ..base import Limits
-from .model import BARRIER, COPY, SHARED_LOAD, kernel_time, resident_blocks
+from .stage_costs import BARRIER, COPY, SHARED_LOAD, kernel_time, resident_blocks
 
 #: Sums that a thread keeps.
 _ACCUMULATORS = 64

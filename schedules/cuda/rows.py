@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...compat import Target, s_tir, tirx
 from ..base import ScheduleTemplate
 from ..decisions import alternatives
-from .model import limits_for, widens_bfloat16
+from .early_bfloat16 import limits_for, widens_bfloat16
 from .row_across import AcrossRows
 from .row_along import AlongRows
 from .row_blocks import apply_rows

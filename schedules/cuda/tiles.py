@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ..analysis import dtype_bytes
 from ..base import Limits
-from .model import BARRIER, BUSY_THREADS, COPY, SHARED_LOAD
+from .stage_costs import BARRIER, BUSY_THREADS, COPY, SHARED_LOAD
 
 #: Accumulators of a thread, so that operands and addresses fit beside them in 255 (128 at full speed) registers.
 ACCUMULATORS = 64

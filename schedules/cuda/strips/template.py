@@ -8,7 +8,7 @@ from ....compat import Target, tirx
 from ....guards.strip_model import best_strips, promised_blocks
 from ...base import PACKED, ScheduleTemplate
 from ...decisions import OF_CHOICE, alternatives
-from ..model import widens_bfloat16
+from ..early_bfloat16 import widens_bfloat16
 from ..simt.template import predicted as by_multiply_adds
 from ..tensor_core.template import constants_of, device_of, is_member
 from ..tensor_core.template import predicted as on_tensor_cores

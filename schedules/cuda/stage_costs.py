@@ -6,13 +6,10 @@ guides (rates of shared memory: 32 lanes a cycle) and published measurements of 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
-from ...compat import Target, s_tir, tirx
-from ..analysis import nodes_of
-from ..base import Limits, arch_number, limits
+from ..base import Limits
 
 #: A load from shared memory (or one cache line), copying an element into it, and the barriers of a slice.
 SHARED_LOAD, COPY, BARRIER = 2.0, 12.0, 40.0
@@ -22,23 +19,6 @@ BUSY_THREADS = 512
 
 #: Multiply-adds of a multiprocessor in a cycle.
 LANES = 128
-
-
-def limits_for(func: tirx.PrimFunc, target: Target) -> Limits:
-    """Return the limits of a target, with room for what becomes of a function's bfloat16 values."""
-    bounds = limits(target)
-    if widens_bfloat16(func, target):
-        return dataclasses.replace(bounds, shared_bytes=bounds.shared_bytes // 2)
-    return bounds
-
-
-def widens_bfloat16(func: tirx.PrimFunc, target: Target) -> bool:
-    """Whether TVM keeps a function's bfloat16 values as float32: chips before sm_80 have no bfloat16."""
-    buffers = [
-        *func.params,
-        *(b for block in nodes_of(func.body, s_tir.SBlock) for b in block.alloc_buffers),
-    ]
-    return 0 < arch_number(target) < 80 and any(str(b.ty.dtype) == "bfloat16" for b in buffers)
 
 
 def resident_blocks(threads: int, nbytes: int, bounds: Limits) -> int:
