@@ -17,7 +17,7 @@ from tvm_fusion.schedules.cuda import TEMPLATES
 import tvm_fusion as tf
 from tvm_fusion import config
 from tvm_fusion.cli.app import app
-from tvm_fusion.cli.command import ModelOptions, option
+from tvm_fusion.cli.options import ModelOptions, option
 from tvm_fusion.cli.tune import tune_model
 from tvm_fusion.guards.base import OUTCOMES, REASONS
 from tvm_fusion.planner import plan as schema

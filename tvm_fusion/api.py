@@ -22,10 +22,10 @@ from .schedules.registry import deciding_by
 from .strategies.base import Strategy
 from .targets import parse_target, runnable, with_products
 from .transform.fuse import canonical_for, plan_module, solve_module, target_of
+from .tuning.lookup import lookup_in, tuned_records
 from .tuning.session import Session
 from .tuning.trials import TrialSet
 from .tuning.tune import TRIALS, Remote, plan_from_records, plan_from_shipped, tune_model
-from .tuning.tuned import lookup_in, tuned_records
 from .tuning.work_dir import Records
 from .tuning.workbench import device_of
 from .verification.report import VerificationReport

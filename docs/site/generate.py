@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from tvm_fusion.cli.app import app
-from tvm_fusion.cli.command import option
+from tvm_fusion.cli.options import option
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.devices import CPU, DEVICES, DeviceSpec
 from tvm_fusion.guards.registry import GUARDS

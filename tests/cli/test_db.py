@@ -9,7 +9,7 @@ import pytest
 
 from tvm_fusion.cli import main
 from tvm_fusion.testing.trials import trial
-from tvm_fusion.tuning.models import save_models
+from tvm_fusion.tuning.corrections import save_models
 from tvm_fusion.tuning.refit import Correction
 from tvm_fusion.tuning.work_dir import WorkDir
 

@@ -14,7 +14,8 @@ import pytest
 from tvm_fusion import config
 from tvm_fusion.cli import app as program
 from tvm_fusion.cli import main
-from tvm_fusion.cli.command import ModelOptions, option, parse_shapes, stage
+from tvm_fusion.cli.options import ModelOptions, option, parse_shapes
+from tvm_fusion.cli.output import stage
 from tvm_fusion.errors import TargetError
 
 COMMANDS = ["plan", "explain", "compile", "run", "verify", "bench"]

@@ -11,8 +11,8 @@ import pytest
 import scipy.stats
 
 from tvm_fusion.testing.trials import trial
+from tvm_fusion.tuning.corrections import NAME, load_models, models_of, rows_of, save_models
 from tvm_fusion.tuning.cost_model import FEW_RECORDS, LEAST_RECORDS, Candidate, CostModel
-from tvm_fusion.tuning.models import NAME, load_models, models_of, rows_of, save_models
 from tvm_fusion.tuning.refit import (
     LEAST_KERNELS,
     LEAST_TRIALS,

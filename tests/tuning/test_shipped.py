@@ -17,10 +17,10 @@ from tvm_fusion.targets import parse_target, with_products, with_variant
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.tuning import shipped, tuned
+from tvm_fusion.tuning.lookup import lookup_in, policy_of, tuned_records
 from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.shipped import export_trials, shipped_trials
 from tvm_fusion.tuning.trials import TrialSet
-from tvm_fusion.tuning.tuned import lookup_in, policy_of, tuned_records
 from tvm_fusion.tuning.tuner import Budget, Device, Tuner
 from tvm_fusion.tuning.work_dir import WorkDir
 

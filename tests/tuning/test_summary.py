@@ -17,10 +17,10 @@ from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning import tuner as tuner_module
+from tvm_fusion.tuning.lookup import own_device, recorded_device
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import plan_from_records, tune_model
-from tvm_fusion.tuning.tuned import own_device, recorded_device
 from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import Records, WorkDir

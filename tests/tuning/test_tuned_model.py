@@ -17,8 +17,8 @@ from tvm_fusion.config import FusionConfig
 from tvm_fusion.planner.plan import Plan
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.synthetic_blocks import concatenated_sums
+from tvm_fusion.tuning.lookup import lookup_in, tuned_records
 from tvm_fusion.tuning.tune import tune_model
-from tvm_fusion.tuning.tuned import lookup_in, tuned_records
 from tvm_fusion.tuning.workbench import device_of
 
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from .command import (
-    ModelOptions,
-    PlanOption,
-    SeedOption,
-    WorkDirOption,
-    decisions,
-    stage,
-)  # fmt: skip
+from .options import ModelOptions, PlanOption, SeedOption, WorkDirOption, decisions
+from .output import stage
 
 
 def bench(
@@ -32,7 +26,7 @@ def bench(
     from ..build.bench import compare
     from ..schedules import remembering
     from ..schedules.registry import deciding_by
-    from ..tuning.tuned import lookup_in, tuned_records
+    from ..tuning.lookup import lookup_in, tuned_records
     from ..tuning.workbench import device_of
 
     config, target = options.config(), options.parsed_target()

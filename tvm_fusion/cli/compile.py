@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from .advice import warn_of_open_inputs
-from .command import ModelOptions, PlanOption, WorkDirOption, check_output, decisions, stage
+from .options import ModelOptions, PlanOption, WorkDirOption, decisions
+from .output import check_output, stage
 
 
 def compile_model(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .command import PIPE_WIDTH, check_output, write_text
+from .output import PIPE_WIDTH, check_output, write_text
 
 if TYPE_CHECKING:
     from ..tuning.trials import Trial
@@ -197,7 +197,7 @@ def _places(dirs: list[Path]) -> list[Place]:
 
 def _models(place: Place) -> Iterator[dict[str, Any]]:
     """Describe each template's cost model as a folder's trials correct it."""
-    from ..tuning.models import load_models
+    from ..tuning.corrections import load_models
 
     where = {"arch": place.arch, "dtype": place.dtype_policy, "tvm": place.tvm}
     for device, models in load_models(place.folder).items():

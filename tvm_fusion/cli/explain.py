@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from .advice import warn_of_open_inputs
-from .command import PIPE_WIDTH, ModelOptions, stage
+from .options import ModelOptions
+from .output import PIPE_WIDTH, stage
 
 
 def explain(

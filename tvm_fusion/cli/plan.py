@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .advice import warn_of_open_inputs
-from .command import PIPE_WIDTH, ModelOptions, check_output, stage, write_text
+from .options import ModelOptions
+from .output import PIPE_WIDTH, check_output, stage, write_text
 
 if TYPE_CHECKING:
     from ..compat import tvm

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .command import SeedOption, stage
+from .options import SeedOption
+from .output import stage
 
 
 def run_model(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..tuning.allocation import TRIALS
-from .command import ModelOptions, check_output, option, stage, write_text
+from .options import ModelOptions, option
+from .output import check_output, stage, write_text
 from .plan import format_of, plan_text
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _write_page(
     file: Path, work_dir: Path, module: tvm.IRModule, target: Target, name: str
 ) -> None:
     from ..report import render_tuning
-    from ..tuning.tuned import policy_of
+    from ..tuning.lookup import policy_of
     from ..tuning.work_dir import WorkDir, record_arch
 
     place = WorkDir(work_dir).place(record_arch(target.attrs), policy_of(module, target))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .command import ModelOptions, PlanOption, SeedOption, decisions, stage
+from .options import ModelOptions, PlanOption, SeedOption, decisions
+from .output import stage
 
 
 def verify(

@@ -19,11 +19,11 @@ from ..schedules.registry import Lookup
 from ..targets import with_variant
 from .allocation import TRIALS
 from .describe import alone, describe
+from .lookup import lookup_in, own_device, policy_of, recorded_device
 from .session import Session
 from .shipped import shipped_trials
 from .summary import load_summaries, save_summary
 from .trials import TrialSet
-from .tuned import lookup_in, own_device, policy_of, recorded_device
 from .tuner import BATCH, Budget, Tuner
 from .whole import WholeTimes, time_whole
 from .work_dir import Place, Records, WorkDir, record_arch

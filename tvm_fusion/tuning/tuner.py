@@ -16,12 +16,12 @@ from ..compat import Target, ir, tvm
 from ..errors import DatabaseError, LoweringError, TuningError
 from ..schedules.registry import Space, schedule_with
 from .allocation import next_kernel
+from .corrections import models_of, refitted, save_models
 from .cost_model import Candidate, CostModel
 from .finals import Finals
 from .flights import BuildsCandidates, Flight, MakesReferences, measured
 from .kernels import bare, kernel_digest
 from .measure import BuildFailure, Built, KernelSource, Runner, RunResult
-from .models import models_of, refitted, save_models
 from .trials import Trial, TrialSet
 from .tuned_kernel import NewKernel, TunedKernel
 from .work_dir import Records
