@@ -43,6 +43,7 @@ def outline(
     bindings = list(func.body.blocks[0].bindings)
     position = {binding.var: i for i, binding in enumerate(bindings)}
     group_of = {position[var]: name for name, found in groups.items() for var in found}
+    readers = _readers(bindings, func.body.body)
     out, order, functions = [], [], {}
     for unit in _units(bindings, position, group_of):
         order.extend(unit)
@@ -51,9 +52,8 @@ def outline(
             out.append(bindings[unit[0]])
             continue
         inside = [bindings[i] for i in unit]
-        gv, group, replaced = _extract(
-            name, inside, _results(bindings, unit, func.body.body), attrs[name]
-        )
+        results = _results([binding.var for binding in inside], unit, readers)
+        gv, group, replaced = _extract(name, inside, results, attrs[name])
         functions[gv] = group
         out.extend(replaced)
     own = {**(dict(func.attrs.items()) if func.attrs else {}), ORDER: order}
@@ -110,15 +110,23 @@ def _units(
     return out
 
 
-def _results(bindings: Sequence[Any], unit: Sequence[int], returned: Any) -> list[Any]:
+def _readers(bindings: Sequence[Any], returned: Any) -> dict[Any, set[int]]:
+    """Positions of the bindings that read each variable; what is returned stands after the last."""
+    readers: dict[Any, set[int]] = {}
+    for i, value in enumerate([*(binding.value for binding in bindings), returned]):
+        for var in relax.analysis.free_vars(value):
+            readers.setdefault(var, set()).add(i)
+    return readers
+
+
+def _results(
+    made: Sequence[Any], unit: Sequence[int], readers: Mapping[Any, set[int]]
+) -> list[Any]:
     """Variables bound in a unit that something outside it reads, in binding order."""
     inside = set(unit)
-    used = set(relax.analysis.free_vars(returned))
-    for i, binding in enumerate(bindings):
-        if i not in inside:
-            used.update(relax.analysis.free_vars(binding.value))
-    made = (bindings[i].var for i in unit)
-    return [v for v in made if v in used or not isinstance(v, relax.DataflowVar)]
+    return [
+        v for v in made if readers.get(v, set()) - inside or not isinstance(v, relax.DataflowVar)
+    ]
 
 
 def _extract(
