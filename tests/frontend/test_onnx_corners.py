@@ -348,3 +348,28 @@ def test_operators_whose_names_are_not_text():
     compare(proto, {"x": numbers(3)})
     proto.graph.node[0].op_type = "Ata\n"
     refused(proto, "names that are not text")
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+def test_padding_by_less_than_nothing(mode):
+    """What is cut off is gone before the rest is repeated."""
+    x = numbers(5, 6)
+    for stored in (
+        {"p": np.array([-1, 2, 2, -1])},
+        {"p": np.array([2, -2]), "v": np.float32(0), "a": np.array([-1])},
+        {"p": np.array([1, 2, 0, 1])},
+    ):
+        made = node("Pad", ["x", *stored], ["y"], mode=mode)
+        compare(model([made], {"x": x}, stored, opset=19), {"x": x})
+
+
+@pytest.mark.parametrize("opset", [7, 10])
+def test_masks_of_old_dropouts(opset):
+    x = numbers(4)
+    made = node("Dropout", ["x"], ["y", "m"], name="d")
+    refused(
+        model([made], {"x": x}, opset=opset, outputs=("y", "m")),
+        rf"Dropout \(node 'd'\).*opset {opset}",
+    )
+    compare(model([made], {"x": x}, opset=opset), {"x": x}, [x])
+    compare(model([made], {"x": x}, opset=13, outputs=("y", "m")), {"x": x})

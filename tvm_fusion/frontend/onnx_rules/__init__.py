@@ -75,6 +75,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "NonZero": (indexing.run_time_sizes,),
     "OneHot": (indexing.one_hot,),
     "PRelu": (arithmetic.prelu,),
+    "Pad": (indexing.pad,),
     "Pow": (arithmetic.power,),
     "QLinearConv": (convolution.quantized_conv,),
     "QLinearMatMul": (quantization.quantized_matmul,),

@@ -97,6 +97,26 @@ def unsqueeze(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.unsqueeze(node.input[0], int(axes))]
 
 
+def pad(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Pad by less than nothing that repeats elements: what is cut off comes first, as in onnxruntime."""
+    attributes, rank = editor.attributes(node), len(editor.dims(node.input[0]) or ())
+    x, given, number, along = editor.operands(node, 4)
+    amounts = editor.value(given) if given else np.array(attributes.get("pads", ()), "int64")
+    axes = editor.value(along) if along else np.arange(rank)
+    if amounts is None or axes is None or attributes.get("mode", "constant") == "constant":
+        return None
+    if not rank or not (amounts < 0).any() or len(amounts) != 2 * len(axes):
+        return None
+    begins, ends = amounts.reshape(2, -1)
+    for axis, begin, end in zip(axes, begins, ends, strict=True):
+        if begin < 0 or end < 0:
+            x = editor.slice(x, int(axis), max(-int(begin), 0), min(int(end), 0) or 2**62)
+    kept = np.maximum(amounts, 0)
+    if editor.opset < 11:
+        return [editor.add("Pad", x, **{**attributes, "pads": kept.tolist()})]
+    return [editor.add("Pad", x, kept, *([number, along] if along else []), **attributes)]
+
+
 def slice_attributes(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Slice of opset 9 and before, whose places are attributes."""
     attributes = editor.attributes(node)

@@ -178,6 +178,8 @@ def dropout(editor: Editor, node: onnx.NodeProto) -> list[str]:
     if shape is None:
         editor.refuse("the shape of its mask is not known")
     editor.require_room(*shape)
-    # The mask has the type of the data before opset 10.
-    mask_type = "bool" if editor.opset >= 10 else editor.dtype(x)
-    return [editor.add("Identity", x), editor.store(np.ones(shape, mask_type))]
+    if editor.opset < 12:  # onnxruntime has zeros, onnx's reference ones
+        editor.refuse(
+            f"opset {editor.opset} does not say what its mask is: convert the model to 12"
+        )
+    return [editor.add("Identity", x), editor.store(np.ones(shape, "bool"))]
