@@ -16,7 +16,7 @@ from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target, with_products, with_variant
 from tvm_fusion.testing.modules import ModuleBuilder, parallel_convs
 from tvm_fusion.testing.trials import trial
-from tvm_fusion.tuning import shipped, tuned
+from tvm_fusion.tuning import lookup, shipped
 from tvm_fusion.tuning.lookup import lookup_in, policy_of, tuned_records
 from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.shipped import export_trials, shipped_trials
@@ -79,7 +79,7 @@ def test_what_is_fastest_on_another_device_is_not_compiled(tmp_path: Path, monke
         trial("a", 1, 3.0, device="here"), trial("a", 2, 1.0, device="elsewhere"),
         trial("b", 3, 1.0, device="elsewhere"), trial("b", 4, 2.0, device="elsewhere"),
     )  # fmt: skip
-    monkeypatch.setattr(tuned, "kernel_digest", lambda func: func)
+    monkeypatch.setattr(lookup, "kernel_digest", lambda func: func)
     shipped_ones = TrialSet([trial("b", 5, 9.0, device="elsewhere")])
     here = lookup_in([records, shipped_ones], Device("here"))
     best = records.best("a", "here")
