@@ -44,3 +44,28 @@ def test_a_family_is_run_by_its_smallest_network():
     ):
         assert first in smallest
         assert second in torch_import.ZOO and second not in smallest
+
+
+class Cancelling(torch_import.torch.nn.Module):
+    """A large number comes and goes: float32 loses what float64 keeps, unless it is small."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, x):
+        return (x + self.size) - self.size
+
+
+@pytest.mark.parametrize(
+    ("size", "off", "status"),
+    [(1.0, 0.0, "right"), (1.0, 0.1, "wrong"), (1e6, 0.1, "unsteady")],
+)
+def test_a_difference_is_ours_only_where_pytorch_itself_is_steady(monkeypatch, size, off, status):
+    x = torch_import.torch.linspace(-1, 1, 7)
+    model = torch_import.ZooModel("none", "none", "none", lambda: (Cancelling(size).eval(), (x,)))
+    wrong = (Cancelling(size)(x) + off).numpy()
+    monkeypatch.setattr(torch_import.tf, "compile", lambda *args, **options: lambda *inputs: wrong)
+    row = torch_import.measure(model, "run")
+    assert row["status"] == status
+    assert ("torch_error" in row) == (status != "right")
