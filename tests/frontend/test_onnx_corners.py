@@ -373,3 +373,94 @@ def test_masks_of_old_dropouts(opset):
     )
     compare(model([made], {"x": x}, opset=opset), {"x": x}, [x])
     compare(model([made], {"x": x}, opset=13, outputs=("y", "m")), {"x": x})
+
+
+@pytest.mark.parametrize(
+    "operator", ["L1", "L2", "LogSum", "LogSumExp", "Max", "Prod", "Sum", "SumSquare"]
+)
+@pytest.mark.parametrize("stored", [{}, {"a": np.zeros(0, "int64")}])
+def test_reductions_over_no_axes(operator, stored):
+    x = numbers(2, 3)
+    x = np.abs(x) if operator == "LogSum" else x
+    for noop in (0, 1):
+        made = node(f"Reduce{operator}", ["x", *stored], ["y"], noop_with_empty_axes=noop)
+        compare(model([made], {"x": x}, stored, opset=18), {"x": x})
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_logarithms_of_sums_of_infinite_powers(opset, keep):
+    inf = np.inf
+    x = np.array([[inf, 1], [-inf, -inf], [1000, 1001], [-inf, 2], [np.nan, 1]], "float32")
+    stored = {"a": np.array([-1])} if opset >= 18 else {}
+    axes = {} if stored else {"axes": [1]}
+    made = node("ReduceLogSumExp", ["x", *stored], ["y"], keepdims=keep, **axes)
+    wanted = np.array([inf, -inf, 1000 + np.log1p(np.e), 2, np.nan], "float32")
+    proto = model([made], {"x": x}, stored, opset)
+    compare(proto, {"x": x}, [wanted[:, None] if keep else wanted])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel", None])
+def test_regions_are_scaled_and_then_moved(mode, scale):
+    x, batch = numbers(1, 2, 8, 8), np.array([0, 0])
+    regions = np.array([[0, 0, 4, 4], [1, 1, 7, 6]], "float32")
+    settings = {} if mode is None else {"coordinate_transformation_mode": mode}
+    made = node(
+        "RoiAlign", ["x", "r", "b"], ["y"], output_height=3, output_width=2, sampling_ratio=2,
+        spatial_scale=scale, **settings,
+    )  # fmt: skip
+    inputs = {"x": x, "r": regions, "b": batch}
+    compare(model([made], inputs, opset=16), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("operator", ["Elu", "Selu"])
+def test_exponential_units(operator, dtype):
+    x = np.array([-800, -2, -0.5, 0, 0.5, 800, np.inf, -np.inf], dtype)
+    wanted = np.where(x > 0, x, 0.7 * np.expm1(np.minimum(x, 0)))
+    settings = {"alpha": 0.7} | ({"gamma": 2.0} if operator == "Selu" else {})
+    wanted = (wanted * settings.get("gamma", 1)).astype(dtype)
+    compare(model([node(operator, ["x"], ["y"], **settings)], {"x": x}), {"x": x}, [wanted])
+
+
+def test_paddings_that_there_are_not():
+    x = numbers(1, 1, 4, 4)
+    for operator, stored in (("LpPool", {}), ("MaxPool", {}), ("Conv", {"w": numbers(1, 1, 2, 2)})):
+
+        def made(mode, operator=operator, stored=stored):
+            given = node(
+                operator, ["x", *stored], ["y"], name="p", kernel_shape=[2, 2], auto_pad=mode
+            )
+            return model([given], {"x": x}, stored)
+
+        refused(made("SAME"), rf"{operator} \(node 'p'\).*auto_pad 'SAME'")
+        compare(made("SAME_UPPER"), {"x": x})
+
+
+def test_kernels_of_nan_are_refused():
+    x, w = numbers(1, 1, 3), numbers(1, 1, 2)
+    conv = node("ConvTranspose", ["x", "w"], ["y"], name="c", strides=[2])
+    compare(model([conv], {"x": x}, {"w": w}), {"x": x})
+    w[0, 0, 0] = np.nan
+    refused(model([conv], {"x": x}, {"w": w}), r"ConvTranspose \(node 'c'\).*NaN")
+
+
+def test_the_largest_none():
+    x = numbers(4)
+    nodes = [node("TopK", ["x", "k"], ["v", "i"]), node("Concat", ["v", "x"], ["y"], axis=0)]
+    compare(model(nodes, {"x": x}, {"k": np.array([0])}), {"x": x})
+
+
+def test_recurrent_weights_of_other_sizes():
+    x = numbers(3, 1, 2)
+    stored = {"w": numbers(1, 4, 2), "r": numbers(1, 4, 4)}
+    layer = node("RNN", ["x", "w", "r"], ["", "y"], name="n", hidden_size=4)
+    compare(model([layer], {"x": x}, stored), {"x": x})
+    stored["w"] = numbers(1, 3, 2)
+    refused(model([layer], {"x": x}, stored), r"RNN \(node 'n'\).*W of shape \[1, 3, 2\]")
+
+
+def test_frames_of_the_length_of_their_window():
+    inputs, stored = {"x": numbers(1, 32, 1)}, {"s": np.array(8), "w": np.abs(numbers(16))}
+    compare(model([node("STFT", ["x", "s", "w"], ["y"])], inputs, stored), inputs)

@@ -69,7 +69,7 @@ def store_constants(graph: onnx.GraphProto) -> None:
 def store_empty_results(graph: onnx.GraphProto) -> None:
     """Replace nodes whose results have no elements by constants, in place; TVM's operators do not expect such tensors.
 
-    The model's own results stay computed (a slice of nothing is one), but for a Reshape's, which TVM makes no such of.
+    A slice of nothing that the model returns stays computed.
     """
     import numpy as np
     import onnx.numpy_helper
@@ -85,8 +85,10 @@ def store_empty_results(graph: onnx.GraphProto) -> None:
         names = [name for name in node.output if name]
         if node.op_type == "Reshape":  # one that drops elements is an error
             kept = 0 not in shapes.get(node.input[0], ((), 0))[0]
+        elif node.op_type == "Slice":
+            kept = not returned.isdisjoint(names)
         else:
-            kept = node.op_type == "Constant" or not returned.isdisjoint(names)
+            kept = node.op_type == "Constant"
         if kept or not all(0 in shapes.get(name, ((), 0))[0] for name in names):
             nodes.append(node)
             continue

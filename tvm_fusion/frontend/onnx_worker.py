@@ -74,6 +74,8 @@ def _with_output_types(model: onnx.ModelProto) -> onnx.ModelProto:
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
+    for node in model.graph.node:  # before the first inference, which reads them
+        state_defaults(node, model)
     if not all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
         # The checker wants shapes of outputs, which exporters may leave out.
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -81,8 +83,6 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
             # The checker would only say that; inference says which node it does not understand.
             onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     onnx.checker.check_model(_with_output_types(model))
-    for node in model.graph.node:
-        state_defaults(node, model)
     if model.functions or any(node.op_type in EXPANDED for node in model.graph.node):
         model = expand_functions(onnx.shape_inference.infer_shapes(model, data_prop=True))
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)

@@ -77,8 +77,7 @@ def contraction_of(graph: DataflowGraph, anchor: Operator) -> Contraction:
     out, data = graph.tensors[anchor.outputs[0]], graph.tensors[anchor.inputs[0]]
     nbytes = DTYPE_BYTES.get(data.dtype, 4)
     if anchor.op == "matmul":
-        shape = out.shape
-        columns = shape[-1] or 1
+        columns = (out.shape[-1] if out.shape else 1) or 1  # two vectors give a number
         return Contraction(
             out.size // max(columns, 1), columns, data.shape[-1] or 1, 1, 1, 1, nbytes
         )

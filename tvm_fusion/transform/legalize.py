@@ -29,9 +29,10 @@ _PRODUCTS: tuple[str, ...] = (
     "relax.nn.conv3d_transpose",
 )
 
-#: Reductions that are computed wholly in float32, their operands widened first.
+#: Reductions, and samples between elements, that are computed wholly in float32, their operands widened first.
 _REDUCTIONS: tuple[str, ...] = (
     "relax.einsum",
+    "relax.image.grid_sample",
     "relax.mean",
     "relax.nn.adaptive_avg_pool1d",
     "relax.nn.adaptive_avg_pool2d",
@@ -53,6 +54,7 @@ _REDUCTIONS: tuple[str, ...] = (
     "relax.std",
     "relax.sum",
     "relax.variance",
+    "relax.vision.roi_align",
 )
 
 #: Elementwise operators that TVM has no bfloat16 code for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -284,3 +285,31 @@ def test_one_number_is_a_scalar(bound):
 
     (number,) = constants(CompactConstants()(bound(Before, w=np.full((1, 1), 3, "float32"))))
     assert number.shape == () and number == 3
+
+
+def test_parts_beside_values_of_unknown_shape(bound):
+    """Nothing says how small the constant may be there: it stays as it is."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor(dtype="float32", ndim=2), w: R.Tensor((8,), "float32")):
+            with R.dataflow():
+                parts = R.split(w, 2, axis=0)
+                part = parts[1]
+                out = R.add(x, part)
+                R.output(out)
+            return out
+
+    @I.ir_module
+    class After:
+        @R.function
+        def main(x: R.Tensor(dtype="float32", ndim=2), w: R.Tensor((4,), "float32")):
+            with R.dataflow():
+                out = R.add(x, w)
+                R.output(out)
+            return out
+
+    w = np.zeros(8, "float32")
+    after = FoldConstants()(bound(Before, w=w))
+    tvm.ir.assert_structural_equal(after, bound(After, w=w[4:]))

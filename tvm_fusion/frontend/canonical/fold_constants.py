@@ -20,7 +20,7 @@ from .constants import (
 )
 from .elementwise import BINARY, UNARY
 from .remove_no_ops import permutation
-from .rewrite import BindingRewriter, dtype_of, op_name, static_shape, substitute, variables
+from .rewrite import BindingRewriter, dims, dtype_of, op_name, static_shape, substitute, variables
 
 #: Of their first operand they take the shape only.
 _LIKE = ("full_like", "zeros_like", "ones_like")
@@ -56,7 +56,8 @@ class _Rewriter(BindingRewriter):
         lazy = [var for var in variables(value) if var in self._arrays]
         if not lazy:
             return value
-        if op_name(value) in BINARY:
+        # Of a shape that is not known nothing says how far an operand is repeated.
+        if op_name(value) in BINARY and dims(self.typed(value)) is not None:
             return compact_operands(self.typed(value), self.array)
         return substitute(value, {var: self._constant(var) for var in lazy})
 

@@ -30,12 +30,13 @@ _WIDE_ONLY = (
 
 #: Rules by operator; the first that returns something counts.
 RULES: Mapping[str, Sequence[Rule]] = {
-    **{name: (arithmetic.reduce_nothing,) for name in _REDUCTIONS},
+    **{name: (arithmetic.reduce_nothing, arithmetic.reduce_no_axes) for name in _REDUCTIONS},
     **{
-        name: (arithmetic.reduce_nothing, arithmetic.reduce_in_floats)
+        name: (arithmetic.reduce_nothing, arithmetic.reduce_no_axes, arithmetic.reduce_in_floats)
         for name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
     },
     **{name: (elementwise.in_float32,) for name in _WIDE_ONLY},
+    **{name: (elementwise.in_float32, elementwise.exponential) for name in ("Elu", "Selu")},
     **{name: (elementwise.of_itself,) for name in ("GreaterOrEqual", "LessOrEqual", "Sub")},
     "AveragePool": (pooling.average_pool,),
     "BatchNormalization": (normalization.batch_normalization,),
@@ -82,9 +83,19 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "QuantizeLinear": (quantization.quantize,),
     "RMSNormalization": (normalization.rms_normalization,),
     "RNN": (recurrent.unroll,),
-    "ReduceMean": (arithmetic.reduce_nothing, arithmetic.reduce_mean_of_integers),
-    "ReduceMax": (arithmetic.reduce_nothing, arithmetic.reduce_bool),
-    "ReduceMin": (arithmetic.reduce_nothing, arithmetic.reduce_bool),
+    "ReduceLogSumExp": (
+        arithmetic.reduce_nothing,
+        arithmetic.reduce_no_axes,
+        arithmetic.reduce_in_floats,
+        arithmetic.log_sum_exp,
+    ),
+    "ReduceMean": (
+        arithmetic.reduce_nothing,
+        arithmetic.reduce_no_axes,
+        arithmetic.reduce_mean_of_integers,
+    ),
+    "ReduceMax": (arithmetic.reduce_nothing, arithmetic.reduce_no_axes, arithmetic.reduce_bool),
+    "ReduceMin": (arithmetic.reduce_nothing, arithmetic.reduce_no_axes, arithmetic.reduce_bool),
     "Reshape": (indexing.reshape,),
     "Resize": (resizing.resize,),
     "ReverseSequence": (indexing.reverse_sequence,),

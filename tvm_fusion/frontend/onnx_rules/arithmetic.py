@@ -89,6 +89,45 @@ def reduce_in_floats(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.cast(y, dtype)]
 
 
+def reduce_no_axes(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """A reduction over no axes (``noop_with_empty_axes``): each element by itself, as a sum of one."""
+    axes = editor.operands(node, 2)[1]
+    stored = editor.value(axes) if axes else np.zeros(0)
+    if not editor.attributes(node).get("noop_with_empty_axes", 0) or stored is None or stored.size:
+        return None
+    x = node.input[0]
+    if node.op_type in ("ReduceL1", "ReduceL2"):
+        return [editor.add("Abs", x)]
+    if node.op_type == "ReduceSumSquare":
+        return [editor.add("Mul", x, x)]
+    return [editor.add("Log" if node.op_type == "ReduceLogSum" else "Identity", x)]
+
+
+def log_sum_exp(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """ReduceLogSumExp of infinities, which are not taken from themselves."""
+    x, dtype = node.input[0], editor.dtype(node.input[0])
+    attributes = editor.attributes(node)
+    if dtype is None or dtype.kind != "f":
+        return None
+    whole = {**attributes, "keepdims": 1}
+    largest = editor.add("ReduceMax", x, *node.input[1:], **whole)
+    zero = np.zeros((), dtype)
+    safe = editor.add("Where", editor.add("IsInf", largest), zero, largest)
+    powers = editor.add("Exp", editor.add("Sub", x, safe))
+    rest = list(node.input[1:])
+    if editor.opset < 18 and editor.opset >= 13:  # of ReduceSum axes are an operand earlier
+        axes = whole.pop("axes", None)
+        rest = [] if axes is None else [editor.store(np.array(axes, "int64"))]
+    total = editor.add("ReduceSum", powers, *rest, **whole)
+    y = editor.add("Add", editor.add("Log", total), safe)
+    if attributes.get("keepdims", 1):
+        return [y]
+    shape = editor.dims(node.output[0])
+    if shape is None or None in shape:
+        editor.refuse("the shape of its result is not known: give the model static shapes")
+    return [editor.reshape(y, shape)]
+
+
 #: What a reduction of nothing gives.
 _OF_NOTHING = {
     "ReduceL1": 0, "ReduceL2": 0, "ReduceLogSum": -np.inf, "ReduceLogSumExp": -np.inf,

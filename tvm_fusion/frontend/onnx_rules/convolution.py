@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..onnx_editor import Editor
-from .geometry import explicit_pads, geometry_of, require_windows
+from .geometry import explicit_pads, geometry_of, padding_mode, require_windows
 
 if TYPE_CHECKING:
     import onnx
@@ -42,7 +42,13 @@ def conv_transpose(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     if geometry is None:
         return None
     sizes, kernel, strides, dilations = geometry
-    mode, rank = attributes.pop("auto_pad", "NOTSET"), len(kernel)
+    mode, rank = padding_mode(editor, attributes), len(kernel)
+    attributes.pop("auto_pad", None)
+    stored = editor.value(node.input[1])
+    if stored is not None and not np.isfinite(stored).all():
+        editor.refuse(
+            "its kernel holds NaN or infinities, which TVM multiplies by zeros between the elements"
+        )
     target = attributes.pop("output_shape", None)
     extra = list(attributes.get("output_padding", [0] * rank))
     dilated = any(d != 1 for d in dilations)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import onnx
 
 
+#: Default of Selu's gamma in the specification.
+_SELU_GAMMA = 1.05070102214813232421875
+
+
 def mod(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Float Mod with ``fmod=0`` (since opset 28): C's fmod, moved by y where it has the other sign."""
     dtype = editor.dtype(node.input[0])
@@ -207,6 +211,33 @@ def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [y if node.op_type.startswith("Arg") else editor.cast(y, dtype)]
 
 
+def exponential(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """Elu and Selu of float64, which TVM mixes with float32 constants."""
+    x, dtype = node.input[0], editor.dtype(node.input[0])
+    if dtype != np.dtype("float64"):
+        return None
+    attributes = editor.attributes(node)
+    default = 1.0 if node.op_type == "Elu" else 1.67326319217681884765625
+    return [
+        _exponential(
+            editor,
+            x,
+            dtype,
+            attributes.get("alpha", default),
+            attributes.get("gamma", _SELU_GAMMA) if node.op_type == "Selu" else 1.0,
+        )
+    ]
+
+
+def _exponential(editor: Editor, x: str, dtype: np.dtype, alpha: float, gamma: float) -> str:
+    """Return gamma * (x above 0, alpha * (e^x - 1) elsewhere)."""
+    zero, one = np.zeros((), dtype), np.ones((), dtype)
+    below = editor.add("Sub", editor.add("Exp", editor.add("Min", x, zero)), one)
+    below = editor.add("Mul", below, np.array(alpha, dtype))
+    y = editor.add("Where", editor.add("Greater", x, zero), x, below)
+    return y if gamma == 1 else editor.add("Mul", y, np.array(gamma, dtype))
+
+
 def celu(editor: Editor, node: onnx.NodeProto) -> list[str]:
     """Celu: alpha * Elu(x / alpha); for a negative alpha its definition, of which both halves may count."""
     x = node.input[0]
@@ -216,7 +247,13 @@ def celu(editor: Editor, node: onnx.NodeProto) -> list[str]:
     number = np.array(alpha, "float32" if dtype.itemsize == 2 else dtype)
     ratio = editor.add("Div", wide, number)
     if alpha > 0:
-        y = editor.add("Mul", editor.add("Elu", ratio), number)
+        wide_elu = number.dtype == np.dtype("float64")
+        y = (
+            _exponential(editor, ratio, number.dtype, 1.0, 1.0)
+            if wide_elu
+            else editor.add("Elu", ratio)
+        )
+        y = editor.add("Mul", y, number)
     else:
         zero, one = np.zeros((), number.dtype), np.ones((), number.dtype)
         grown = editor.add("Mul", editor.add("Sub", editor.add("Exp", ratio), one), number)

@@ -45,12 +45,20 @@ def geometry_of(
     return dims[2:], list(kernel), list(strides), list(attributes.get("dilations", [1] * rank))
 
 
+def padding_mode(editor: Editor, attributes: dict[str, Any]) -> str:
+    """Return ``auto_pad``; other texts than the specification's are refused."""
+    mode = attributes.get("auto_pad", "NOTSET") or "NOTSET"
+    if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        editor.refuse(f"its auto_pad {mode!r} is none of NOTSET, VALID, SAME_UPPER and SAME_LOWER")
+    return mode
+
+
 def explicit_pads(
     editor: Editor, node: onnx.NodeProto, attributes: dict[str, Any]
 ) -> list[int] | None:
     """Return the padding that ``auto_pad`` or ``pads`` stand for; None where it is not known."""
     geometry = geometry_of(editor, node, attributes)
-    mode = attributes.get("auto_pad", "NOTSET")
+    mode = padding_mode(editor, attributes)
     if geometry is None:
         return None
     sizes, kernel, strides, dilations = geometry

@@ -253,10 +253,22 @@ def space_to_depth(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.reshape(blocks, [n, c * b * b, h // b, w // b])]
 
 
-def roi_align(editor: Editor, node: onnx.NodeProto) -> None:
-    """Refuse RoiAlign of maxima: TVM takes them of other values."""
-    if editor.attributes(node).get("mode", "avg") != "avg":
+def roi_align(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """RoiAlign by half pixels of scaled regions, which TVM moves before it scales. Maxima are refused.
+
+    TVM takes maxima of other values.
+    """
+    attributes = editor.attributes(node)
+    if attributes.get("mode", "avg") != "avg":
         editor.refuse("the mode 'max' is not supported")
+    scale = attributes.get("spatial_scale", 1.0)
+    default = "half_pixel" if editor.opset >= 16 else "output_half_pixel"
+    if scale == 1 or attributes.get("coordinate_transformation_mode", default) != "half_pixel":
+        return None
+    x, regions, batch = node.input
+    number = np.array(scale, editor.dtype(regions) or "float32")
+    scaled = editor.add("Mul", regions, number)
+    return [editor.add("RoiAlign", x, scaled, batch, **{**attributes, "spatial_scale": 1.0})]
 
 
 def grid_sample(editor: Editor, node: onnx.NodeProto) -> None:

@@ -46,6 +46,7 @@ def unroll(editor: Editor, node: onnx.NodeProto) -> list[str]:
     hidden = attributes.get("hidden_size") or (editor.shape(operands[2]) or [0])[-1]
     if shape is None or not hidden:
         editor.refuse("the sizes of its input are not known: give the model static shapes")
+    _require_weights(editor, node, attributes, hidden)
     batch_first = bool(attributes.get("layout", 0))
     if batch_first:
         x = editor.add("Transpose", x, perm=[1, 0, 2])
@@ -68,6 +69,20 @@ def unroll(editor: Editor, node: onnx.NodeProto) -> list[str]:
         value = _stacked(editor, values)
         outputs.append(editor.add("Transpose", value, perm=[1, 0, 2]) if batch_first else value)
     return outputs
+
+
+def _require_weights(
+    editor: Editor, node: onnx.NodeProto, attributes: dict[str, Any], hidden: int
+) -> None:
+    """Refuse weights of other sizes than the layer's."""
+    rows = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.op_type] * hidden
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    for name, kind in zip(node.input[1:3], "WR", strict=True):
+        dims = editor.dims(name)
+        if dims is None or None in dims:
+            editor.refuse(f"the shape of its {kind} is not known: give the model static shapes")
+        if dims[:2] != [directions, rows] or (kind == "R" and dims[2:] != [hidden]):
+            editor.refuse(f"its {kind} of shape {dims} does not fit {directions} x {rows} rows")
 
 
 def _stacked(editor: Editor, values: Sequence[str]) -> str:
