@@ -464,3 +464,13 @@ def test_recurrent_weights_of_other_sizes():
 def test_frames_of_the_length_of_their_window():
     inputs, stored = {"x": numbers(1, 32, 1)}, {"s": np.array(8), "w": np.abs(numbers(16))}
     compare(model([node("STFT", ["x", "s", "w"], ["y"])], inputs, stored), inputs)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11, 13])
+def test_the_largest_of_every_opset(opset):
+    """Their number is an attribute first, then an operand."""
+    x = numbers(3, 6)
+    stored = {"k": np.array([2])} if opset >= 10 else {}
+    settings = {} if stored else {"k": 2}
+    made = node("TopK", ["x", *stored], ["y", "i"], axis=1, **settings)
+    compare(model([made], {"x": x}, stored, opset, outputs=("y", "i")), {"x": x})

@@ -280,11 +280,17 @@ def grid_sample(editor: Editor, node: onnx.NodeProto) -> None:
 
 
 def top_k(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """Refuse TopK of types that TVM cannot sort."""
+    """TopK of opset 10, whose number is an operand, where TVM reads an attribute; refused of types that it cannot sort."""
     dtype = editor.dtype(node.input[0])
     if dtype is not None and dtype.name not in _SORTED:
         editor.refuse(f"{dtype.name} values cannot be sorted")
-    return None
+    if editor.opset != 10:
+        return None
+    count = editor.value(node.input[1])
+    if count is None:
+        editor.refuse("its number of values is computed at run time")
+    axis = editor.attributes(node).get("axis", -1)
+    return editor.add_many("TopK", 2, node.input[0], k=int(count.item()), axis=axis)
 
 
 def eye_like(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
