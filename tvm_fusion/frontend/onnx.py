@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..compat import tvm
 from ..errors import FusionError, InvalidModelError
-from . import child, onnx_graph, onnx_native, onnx_refusals, onnx_rewrites, onnx_shapes
+from . import (
+    child,
+    onnx_contrib,
+    onnx_graph,
+    onnx_native,
+    onnx_refusals,
+    onnx_rewrites,
+    onnx_shapes,
+)
 from .canonical import canonicalize
 from .canonical.constants import MAX_FOLDED_BYTES
 from .onnx_editor import Editor
@@ -117,6 +125,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     onnx_graph.fix_dimensions(skeleton.graph, weights, shape)
     onnx_graph.name_nodes(skeleton.graph)
     opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
+    skeleton = onnx_contrib.write_out(skeleton, opset)
     local = {function.name for function in skeleton.functions}
     onnx_graph.refuse_unknown_operators(skeleton.graph, opset, local=local)
     onnx_refusals.refuse_undefined_attributes(skeleton.graph)  # before functions are written out

@@ -27,6 +27,11 @@ _RULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Ty
 Rule = Callable[["Editor", "onnx.NodeProto"], "Sequence[str] | None"]
 
 
+def key_of(node: onnx.NodeProto) -> str:
+    """The name under which rules for a node are kept: its operator, with the domain unless that is ONNX's own."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
 class Editor:
     """Replaces nodes of a graph with inferred shapes, in place.
 
@@ -66,9 +71,7 @@ class Editor:
             # The number of a Split's results decides their sizes.
             while len(node.output) > 1 and node.output[-1] not in used and node.op_type != "Split":
                 del node.output[-1]  # exporters name masks and statistics that nobody reads
-            outputs = None
-            if node.domain in ("", "ai.onnx"):
-                outputs = self._replaced(node, rules.get(node.op_type, ()))
+            outputs = self._replaced(node, rules.get(key_of(node), ()))
             if outputs is None:
                 self._nodes.append(node)
                 continue

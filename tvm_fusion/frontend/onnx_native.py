@@ -49,6 +49,24 @@ def check_and_infer(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.load_model_from_string(data)
 
 
+def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model``, not checked, with shapes of intermediate values as far as ONNX knows their operators.
+
+    Raises
+    ------
+    InvalidModelError
+        If shape inference rejects the model, or dies of it.
+    """
+    import onnx
+
+    request, data = {"stage": "infer"}, model.SerializeToString()
+    try:
+        data = child.run(_WORKER, request, data, step="ONNX's inference", seconds=CHECK_SECONDS)
+    except child.ChildFailure as error:
+        raise InvalidModelError(f"the model is not valid ONNX: {first_line(str(error))}") from None
+    return onnx.load_model_from_string(data)
+
+
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` with shape arithmetic and other small constant expressions evaluated.
 

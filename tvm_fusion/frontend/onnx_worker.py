@@ -16,7 +16,7 @@ MAX_DEPTH = 8
 
 
 def main() -> None:
-    """Serve one request: {"stage": "check" or "simplify", "fold_bytes": int}, with a ModelProto as data."""
+    """Serve one request: {"stage": "infer", "check" or "simplify", "fold_bytes": int}, with a ModelProto as data."""
     serve(answer)
 
 
@@ -25,6 +25,8 @@ def answer(request: dict[str, Any], data: bytes) -> bytes:
     import onnx
 
     model = onnx.load_model_from_string(data)
+    if request["stage"] == "infer":
+        return onnx.shape_inference.infer_shapes(model, data_prop=True).SerializeToString()
     if request["stage"] == "check":
         return _check(model).SerializeToString()
     return _simplify(model, request["fold_bytes"]).SerializeToString()
