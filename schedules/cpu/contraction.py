@@ -17,6 +17,7 @@ from ...compat import s_tir, tirx
 from ..analysis import Block, nodes_of, structure
 from ..decisions import alternatives
 from ..index_forms import IndexForms
+from .loops import block_of
 from .tiles import Tiles
 
 #: Tasks that a kernel offers to the thread pool, where the problem has them: enough for large machines to balance.
@@ -124,12 +125,6 @@ def _splitting(number: int, size: int, ndim: int) -> tirx.IndexMap:
         ]
 
     return tirx.IndexMap.from_func(split, ndim=ndim)
-
-
-def block_of(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> Block:
-    """Return the current description of a block."""
-    stmt = sch.get(handle)
-    return next(block for block in structure(sch).blocks if sch.get(block.handle).same_as(stmt))
 
 
 def schedule_contraction(

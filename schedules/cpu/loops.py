@@ -15,7 +15,7 @@ _TASKS = 64
 
 def parallel_outer(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> None:
     """Run the leading spatial loops of a block in parallel; legal for any block, no change where none is spatial."""
-    block = _block(sch, handle)
+    block = block_of(sch, handle)
     loops = sch.get_loops(handle)
     count = 0
     while count < len(loops) and count < len(block.kinds) and block.kinds[count] == "S":
@@ -32,7 +32,7 @@ def parallel_outer(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> None
 
 def schedule_elementwise(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV, width: int) -> None:
     """Parallelise a block without reduction over its outer loops and vectorise its innermost."""
-    block = _block(sch, handle)
+    block = block_of(sch, handle)
     loops = sch.get_loops(handle)
     if not loops or len(loops) != len(block.kinds):
         return
@@ -56,7 +56,7 @@ def schedule_reduction(
     Pooling and depthwise convolutions take vectors along their innermost axis; a sum along the innermost axis of its
     operand (softmax, layer norm, a global mean) has one result per iteration.
     """
-    block = _block(sch, handle)
+    block = block_of(sch, handle)
     loops = sch.get_loops(handle)
     spatial, sums = [loops[i] for i in block.spatial], [loops[i] for i in block.reduced]
     if not spatial:
@@ -98,7 +98,8 @@ def has_vector_of_results(block: Block) -> bool:
     return any(_last_wide(block) in read.indices[-1] for read in summed)
 
 
-def _block(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> Block:
+def block_of(sch: s_tir.Schedule, handle: s_tir.schedule.SBlockRV) -> Block:
+    """Return the current description of a block."""
     stmt = sch.get(handle)
     return next(block for block in structure(sch).blocks if sch.get(block.handle).same_as(stmt))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ..errors import InvalidModelError
@@ -353,3 +353,13 @@ class DataflowGraph:
     def depth(self, names: Iterable[str]) -> int:
         """Working operators on the longest path inside a set of operators."""
         return self.core.depth([[self.index[name] for name in names]])[0]
+
+
+def unique_name(name: str, taken: Container[str]) -> str:
+    """The name, or with ``#2``, ``#3``… behind it the first that is not taken."""
+    if name not in taken:
+        return name
+    k = 2
+    while f"{name}#{k}" in taken:
+        k += 1
+    return f"{name}#{k}"

@@ -9,7 +9,7 @@ from typing import Any
 from ..compat import Constant, relax, tirx, tvm
 from ..errors import InvalidModelError
 from .causal import causal_mask
-from .dataflow import CAUSAL, LOOKUPS, SLICE, DataflowGraph, Operator, Tensor
+from .dataflow import CAUSAL, LOOKUPS, SLICE, DataflowGraph, Operator, Tensor, unique_name
 from .operators import flops_of, pattern_of
 
 
@@ -115,7 +115,7 @@ class _Builder:
     def _call(self, binding: Any) -> None:
         var, call = binding.var, binding.value
         source = var.name
-        name = _unique(source, self.bindings)
+        name = unique_name(source, self.bindings)
         inputs = tuple(t for arg in call.args for t in self._reads(arg))
         fields = var.ty.fields if isinstance(var.ty, tvm.ir.TupleType) else None
         attrs = plain_attrs(call)
@@ -169,7 +169,7 @@ class _Builder:
         return name
 
     def _add(self, name: str, ty: Any, layout: str | None = None, is_constant: bool = False) -> str:
-        name = _unique(name, self.tensors)
+        name = unique_name(name, self.tensors)
         if not isinstance(ty, relax.TensorType):  # shapes, scalars: opaque, no traffic
             self.tensors[name] = Tensor(name, (), "int64")
             return name
@@ -244,12 +244,3 @@ def _extent(dim: Any) -> int | None:
     if isinstance(dim, int):
         return dim
     return int(dim.value) if isinstance(dim, tirx.IntImm) else None
-
-
-def _unique(name: str, taken: Any) -> str:
-    if name not in taken:
-        return name
-    k = 2
-    while f"{name}#{k}" in taken:
-        k += 1
-    return f"{name}#{k}"

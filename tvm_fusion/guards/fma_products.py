@@ -16,7 +16,7 @@ from .fma_model import Choice
 from .fma_tiles import VECTOR, Problem, Side
 from .needs import Footprint
 from .split_tiles import best_fma_choices
-from .tiling import Contraction, contraction_of
+from .tiling import Contraction, contraction_of, product_count
 
 #: Least compute capability times ten with the ``cp.async`` that the template uses.
 _LEAST_CAPABILITY = 80
@@ -46,7 +46,7 @@ def _takes(graph: DataflowGraph, anchor: Operator) -> bool:
     if int(anchor.attrs.get("groups") or 1) > 1:
         return False
     what = contraction_of(graph, anchor)
-    positions = what.rows // _batch(graph, anchor)
+    positions = what.rows // product_count(graph, anchor)
     if min(positions, what.columns) < _LEAST_LINES:
         return False
     # Without positions, the innermost axis that is wider than one would be the channels.
@@ -57,18 +57,11 @@ def _channels_last(anchor: Operator) -> bool:
     return anchor.op == "matmul" or str(anchor.attrs.get("data_layout", "NCHW")).endswith("C")
 
 
-def _batch(graph: DataflowGraph, anchor: Operator) -> int:
-    """Matrix products that an anchor is: those with a right operand of their own."""
-    if anchor.op != "matmul":
-        return 1
-    return math.prod(e or 1 for e in graph.tensors[anchor.inputs[1]].shape[:-2])
-
-
 def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> Problem:
     """Describe a group to the search for a tile."""
     form, join = proposal.option("form"), proposal.option("join")
     parts = [contraction_of(graph, anchor) for anchor in dense]
-    first, batch = parts[0], _batch(graph, dense[0])
+    first, batch = parts[0], product_count(graph, dense[0])
     channels, copies = first.columns, 1
     depths = (first.depth,)
     if form == "merged" and join in ("apart", "concat"):

@@ -12,7 +12,7 @@ from .needs import Footprint
 from .split_tiles import best_choices
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
 from .tensor_tiles import Choice, Problem
-from .tiling import contraction_of
+from .tiling import contraction_of, product_count
 
 #: Least compute capability times ten with ``cp.async`` and the ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80
@@ -47,7 +47,7 @@ def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) 
     """Describe a group to the search for a tile."""
     form, join = proposal.option("form"), proposal.option("join")
     parts = [contraction_of(graph, anchor) for anchor in dense]
-    first, batch = parts[0], _batch(graph, dense[0])
+    first, batch = parts[0], product_count(graph, dense[0])
     rows, columns, part = first.rows // batch, first.columns, 0
     depths, copies = (first.depth,), (1,)
     if form == "merged" and join in ("apart", "concat"):
@@ -72,13 +72,6 @@ def _packs(graph: DataflowGraph, anchor: Operator) -> bool:
 
 def _element_bytes(graph: DataflowGraph, anchor: Operator) -> int:
     return DTYPE_BYTES[graph.tensors[anchor.inputs[0]].dtype]
-
-
-def _batch(graph: DataflowGraph, anchor: Operator) -> int:
-    """Matrix products that an anchor is: those with a right operand of their own."""
-    if anchor.op != "matmul":
-        return 1
-    return math.prod(e or 1 for e in graph.tensors[anchor.inputs[1]].shape[:-2])
 
 
 def tensor_footprint(

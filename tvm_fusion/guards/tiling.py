@@ -64,6 +64,13 @@ class Contraction:
         return self.groups > 1 and self.depth == self.window
 
 
+def product_count(graph: DataflowGraph, anchor: Operator) -> int:
+    """Matrix products that an anchor is: those with a right operand of their own."""
+    if anchor.op != "matmul":
+        return 1
+    return math.prod(e or 1 for e in graph.tensors[anchor.inputs[1]].shape[:-2])
+
+
 def contraction_of(graph: DataflowGraph, anchor: Operator) -> Contraction:
     """Describe an anchor.
 

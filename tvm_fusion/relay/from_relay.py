@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import InvalidModelError
-from ..graph.dataflow import DataflowGraph, Operator, Tensor
+from ..graph.dataflow import DataflowGraph, Operator, Tensor, unique_name
 from ..graph.operators import flops_of, pattern_of
 from .compat import NAMES, REFERENCES, Op, TupleType, plain_attrs, relay, tvm
 from .expressions import children, inside_scopes, outside_scopes, post_order
@@ -221,7 +221,7 @@ class _Namer:
         if not name:
             name = f"{node.op.rsplit('.', 1)[-1]}_{self._counts[node.op]}"
             self._counts[node.op] += 1
-        name = _unique(name, self._operators)
+        name = unique_name(name, self._operators)
         self._operators.add(name)
         layout = next(
             filter(None, map(node.attrs.get, ("out_layout", "data_layout", "layout"))), None
@@ -243,7 +243,7 @@ class _Namer:
         return self._names[value]
 
     def _add(self, name: str, value: Value, layout: str | None = None) -> None:
-        name = self._names[value] = _unique(name, self.tensors)
+        name = self._names[value] = unique_name(name, self.tensors)
         self.tensors[name] = Tensor(name, value.shape, value.dtype, layout, value.is_constant)
 
 
@@ -282,12 +282,3 @@ def _source_name(expr: Any) -> str:
 
 def _extent(dim: Any) -> int | None:
     return int(dim.value) if isinstance(dim, tvm.tir.IntImm) else None
-
-
-def _unique(name: str, taken: Any) -> str:
-    if name not in taken:
-        return name
-    k = 2
-    while f"{name}#{k}" in taken:
-        k += 1
-    return f"{name}#{k}"

@@ -119,3 +119,9 @@ def serve(answer: Callable[[Any], Any]) -> None:
     for line in sys.stdin.buffer:
         channel.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
         channel.flush()
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's text that is not empty, at most 300 characters of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from .lasting_worker import LastingWorker, WorkerDied, serve
+from .lasting_worker import LastingWorker, WorkerDied, last_line, serve
 from .onnx_mutations import mutate
 from .onnx_suite import checking_here
 
@@ -251,7 +251,7 @@ def _here(content: bytes, inputs: dict[str, np.ndarray], role: str) -> tuple[str
             # A shape that the caller has to give is a wrong argument, not a wrong model.
             if type(error) is ValueError and "has an unknown shape: give it one" in str(error):
                 return "refused", str(error)
-            return "raised", f"{type(error).__name__}: {_last_line(error)}"
+            return "raised", f"{type(error).__name__}: {last_line(error)}"
     if role == "compile":
         return "right", _packed([])
     try:
@@ -259,16 +259,11 @@ def _here(content: bytes, inputs: dict[str, np.ndarray], role: str) -> tuple[str
     except ValueError as error:
         # A size of 0 says "any" in ONNX; inputs without elements are refused when they come.
         status = "refused" if "has no elements" in str(error) else "raised"
-        return status, f"running: {_last_line(error)}"
+        return status, f"running: {last_line(error)}"
     except Exception as error:  # noqa: BLE001 - as above
-        return "raised", f"running: {type(error).__name__}: {_last_line(error)}"
+        return "raised", f"running: {type(error).__name__}: {last_line(error)}"
     results = results if isinstance(results, list | tuple) else [results]
     return "right", _packed([np.asarray(result) for result in results])
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .lasting_worker import LastingWorker, WorkerDied, serve
+from .lasting_worker import LastingWorker, WorkerDied, last_line, serve
 
 #: Seconds for one sample, and samples of each operator (the first, the last and some between).
 LIMIT, SAMPLES = 120.0, 4
@@ -124,11 +124,11 @@ def run_sample(name: str, number: int) -> Outcome:
         clear = any(word in reason for word in ("operator", "the program"))
         return outcome("refused" if clear else "unclear", reason)
     except Exception as error:  # noqa: BLE001 - what it is, is the verdict
-        return outcome("raised", f"compiling: {type(error).__name__}: {_last_line(error)}")
+        return outcome("raised", f"compiling: {type(error).__name__}: {last_line(error)}")
     try:
         results = compiled(*[tensor.contiguous().numpy() for tensor in tensors])
     except Exception as error:  # noqa: BLE001 - as above
-        return outcome("raised", f"running: {type(error).__name__}: {_last_line(error)}")
+        return outcome("raised", f"running: {type(error).__name__}: {last_line(error)}")
     results = list(results) if isinstance(results, list | tuple) else [results]
     problem = _difference([np.asarray(result) for result in results], wanted)
     return outcome("wrong", problem) if problem else outcome("right")
@@ -163,11 +163,6 @@ def _difference(results: list[np.ndarray], wanted: list[Any]) -> str:
                 f"{np.isnan(right).sum()}"
             )
     return ""
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
 
 
 def run_samples(requests: Iterable[tuple[str, int]], worker: LastingWorker) -> Iterator[Outcome]:

@@ -14,9 +14,9 @@ from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
 from ....guards.fma_tiles import WARP, Tile
 from ..tensor_core.evaluate import conjunction, integer, keep
-from ..tensor_core.form import Anchor, Iterator, Operand, Products
+from ..tensor_core.form import Anchor, Operand, Products
 from ..tensor_core.kernel import write_function
-from ..tensor_core.operand import Lines, decode
+from ..tensor_core.operand import Lines, decode, numbered
 from .access import Access, reduction_order
 from .device_code import common, finish, outer, read_shared
 from .epilogue import Epilogue
@@ -316,7 +316,7 @@ class _Pair:
         for number in range(count):
             fixed = dict(body.place.batch)
             if count > 1:
-                fixed |= _constants(number, self.anchor.copies)
+                fixed |= numbered(number, self.anchor.copies)
             made.append(
                 TileCopy(
                     operand, access, lines, fixed, self.order, body.tile.depth, stride,
@@ -343,15 +343,6 @@ def _local(name: str, size: int) -> tirx.Buffer:
 
 def _same(line: tirx.PrimExpr) -> tirx.PrimExpr:
     return line
-
-
-def _constants(number: int, iterators: tuple[Iterator, ...]) -> dict:
-    """Values of iterators, the last one running fastest, of a number."""
-    values = {}
-    for iterator in reversed(iterators):
-        values[iterator.var] = integer(number % iterator.extent)
-        number //= iterator.extent
-    return values
 
 
 def _lane(lane: tirx.PrimExpr, tile: Tile) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm_ffi
 
@@ -18,7 +18,7 @@ from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ...analysis import nodes_of
 from ..tensor_core.affine import flat_offset, substitute, uses
-from ..tensor_core.evaluate import Views, conjunction, integer, keep
+from ..tensor_core.evaluate import Views, conjunction, integer, keep, where
 from ..tensor_core.form import InnerSum, Iterator, Operand
 from ..tensor_core.operand import Lines, decode
 from .access import Access
@@ -151,12 +151,12 @@ class TileCopy:
             for number in range(self.line_passes):
                 line = self.line + integer(number * self.line_step)
                 partial = (number + 1) * self.line_step > self.lines.tile
-                self._where(
+                where(
                     [line < integer(self.lines.tile)] if partial else [],
                     lambda number=number: self._rows(number, place, target),
                 )
 
-        self._where(self.active, passes)
+        where(self.active, passes)
 
     def _rows(self, line: int, place: _Position, target) -> None:
         """All rows of one line (or piece of neighbouring lines)."""
@@ -186,13 +186,6 @@ class TileCopy:
             self._compute(line, number, place, at, guard)
         else:
             self._copy(line, number, place, at, guard)
-
-    def _where(self, conditions: list, body: Callable[[], None]) -> None:
-        if not conditions:
-            body()
-            return
-        with T.If(conjunction(conditions)), T.Then():
-            body()
 
     def _copy(
         self, line: int, number: int, place: _Position, at, guard: _Guard, count: int = 1
@@ -233,7 +226,7 @@ class TileCopy:
 
         if conditions:
             T.buffer_store(kept, tirx.const(0, "float32"), [0])
-        self._where(conditions, value)
+        where(conditions, value)
         offset = at + below * integer(4 * self.stride)
         T.evaluate(write_shared(1, self.shared.data, offset, kept.data, 0))
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ....guards.strip_model import Tile
-from ..fast_math import NARROW, fast_math, to_type
 from ..tensor_core.affine import flat_offset, substitute, uses
-from ..tensor_core.epilogue import by_condition
-from ..tensor_core.evaluate import Views, conjunction, copy_out, evaluate, integer, step_of
+from ..tensor_core.epilogue import by_condition, fast_value
+from ..tensor_core.evaluate import Views, copy_out, evaluate, integer, step_of, where
 from ..tensor_core.form import Iterator, Store
 from .form import Strips
 
@@ -52,7 +51,7 @@ def emit_outputs(
                     names = {**place, lane.var: start}
                     held = [substitute(condition, names) for condition in conditions]
                     emit = _Stores(form, stores, place, lane, 1 if apart else width, views)
-                    _where(held, lambda e=emit, s=start, f=first + part: e.emit(s, sums, f))
+                    where(held, lambda e=emit, s=start, f=first + part: e.emit(s, sums, f))
 
 
 def _moved(form: Strips, starts, row: int, column: int, lane: Iterator):
@@ -61,14 +60,6 @@ def _moved(form: Strips, starts, row: int, column: int, lane: Iterator):
         shift = 0 if axis is lane else shift
         start = starts[axis.var]
         yield axis, start + integer(shift) if shift else start
-
-
-def _where(conditions: list, body) -> None:
-    if not conditions:
-        body()
-        return
-    with T.If(conjunction(conditions)), T.Then():
-        body()
 
 
 class _Stores:
@@ -88,7 +79,7 @@ class _Stores:
             return None
 
         for store in self.stores:
-            value = _fast(store)
+            value = fast_value(store)
             found = evaluate(value, self.lane.var, start, self.width, self.names, self.views, known)
             self._write(store, start, found)
 
@@ -108,11 +99,3 @@ class _Stores:
             return
         for number in range(len(found)):
             T.buffer_store(view, kept[number], [at(number)])
-
-
-def _fast(store: Store) -> tirx.PrimExpr:
-    """A store's value with its arithmetic in float32, as the sums are."""
-    dtype = str(store.buffer.dtype)
-    if not dtype.startswith(("float", "bfloat")):
-        return store.value
-    return to_type(fast_math(store.value, narrow=dtype in NARROW), dtype)

@@ -13,7 +13,7 @@ from ....guards.strip_model import WIDEST, Problem
 from ...analysis import dtype_bytes, nodes_of, structure
 from ...steps import inline_injective
 from ..contraction_form import recognise
-from ..tensor_core.affine import flat_offset, is_conditional, steps_in, substitute, uses
+from ..tensor_core.affine import conjuncts, flat_offset, is_conditional, steps_in, substitute, uses
 from ..tensor_core.form import Iterator, Store
 from ..tensor_core.groups import RawAnchor, split_groups
 from ..tensor_core.recognition import flat_stores, raw_anchors, simple_schedule
@@ -194,15 +194,9 @@ def _without_padding(value: tirx.PrimExpr) -> tuple[tuple, tirx.PrimExpr]:
             break
         if nodes_of(test, ir.TensorLoad):
             break
-        conditions += _conjuncts(test)
+        conditions += conjuncts(test)
         value = chosen
     return tuple(conditions), value if cast is None else tirx.Cast(cast, value)
-
-
-def _conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [condition]
 
 
 def _in_step(anchor: Anchor, axis: Iterator, along: Iterator) -> bool:

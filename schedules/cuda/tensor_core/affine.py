@@ -61,7 +61,7 @@ def as_copy(value: tirx.PrimExpr, inner: Sequence[InnerSum] = ()) -> Copy | None
             return None
         if nodes_of(condition, ir.TensorLoad):
             return None
-        conditions += _conjuncts(condition)
+        conditions += conjuncts(condition)
     if not isinstance(value, ir.TensorLoad) or any(
         value.source.same_as(sum_.buffer) for sum_ in inner
     ):
@@ -69,9 +69,10 @@ def as_copy(value: tirx.PrimExpr, inner: Sequence[InnerSum] = ()) -> Copy | None
     return Copy(value.source, flat_offset(value), tuple(conditions))
 
 
-def _conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+def conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """The conditions that all hold where a condition does."""
     if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
     return [condition]
 
 

@@ -131,7 +131,7 @@ def load_elements(
     if inside:
         for number in range(count):
             T.buffer_store(kept, tirx.const(0, dtype), [number])
-        with T.If(_all(inside)), T.Then():
+        with T.If(conjunction(inside)), T.Then():
             copy_in(kept, view, start, count)
     else:
         copy_in(kept, view, start, count)
@@ -215,7 +215,7 @@ def _ends_between(
     )
 
 
-def _all(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+def conjunction(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
     """Conjunction of one or more conditions."""
     result = conditions[0]
     for condition in conditions[1:]:
@@ -223,4 +223,10 @@ def _all(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
     return result
 
 
-conjunction = _all
+def where(conditions: Sequence[tirx.PrimExpr], body: Callable[[], None]) -> None:
+    """Write code that runs where conditions hold, if there are any."""
+    if not conditions:
+        body()
+        return
+    with T.If(conjunction(conditions)), T.Then():
+        body()
