@@ -43,7 +43,7 @@ def render_plan(plan: Plan, width: int | None = None, color: bool = False) -> st
     _summary(console, plan)
     if plan.groups:
         hot = " (* hot)" if any(g.hot for g in plan.groups) else ""
-        _show(console, f"Fused: one kernel each{hot}", _groups(plan.groups))
+        _show(console, f"\nFused: one kernel each{hot}", _groups(plan.groups))
         for sentence in accuracy_in_words(plan):
             console.print(f"{sentence[0].upper()}{sentence[1:]}.", markup=False)
     if plan.regions:
@@ -103,7 +103,7 @@ def _summary(console: Console, plan: Plan) -> None:
         markup=False,
     )
     chosen = search_in_words(plan)
-    console.print(f"preset {plan.preset}" + (f"; {chosen}" if chosen else "") + "\n", markup=False)
+    console.print(f"preset {plan.preset}" + (f"; {chosen}" if chosen else ""), markup=False)
 
 
 def _groups(groups: Sequence[Group]) -> Table:
