@@ -13,7 +13,7 @@ import pytest
 
 import tvm_fusion as tf
 from tvm_fusion.build.executable import device_sources
-from tvm_fusion.build.model import drop_groups, lower_plan, unfused_plan
+from tvm_fusion.build.model import drop_groups, failing_kernels, lower_plan, unfused_plan
 from tvm_fusion.compat import codegen, relax, tvm
 from tvm_fusion.errors import InvalidModelError, LoweringError, PlanError, TargetError
 from tvm_fusion.planner import Plan, Rejection
@@ -343,3 +343,27 @@ def test_norm_and_relu_branches_are_one_launch(join, form):
 @pytest.mark.parametrize("join", [False, True])
 def test_norm_and_relu_branches_are_one_cuda_kernel(join):
     assert len(tf.compile(norm_relu_branches(join), "cuda:sm_80").cuda_kernels()) == 1
+
+
+def test_a_kernel_that_fails_is_told_from_those_that_do_not(monkeypatch):
+    """Each is compiled alone as all are together: warpgroup instructions for the arch that has them."""
+    builder = ModuleBuilder("float16")
+    x, y = builder.input("x", (2048, 1024)), builder.input("y", (64, 64))
+    product = builder.dense("product", x, 2048, bias=False)
+    mod = builder.finish(builder.op("root", relax.op.sqrt(y)), product)
+    target = parse_target("cuda:sm_90")
+    lowered = lower_plan(mod, tf.plan(mod, target), target)
+    compiled, real = [], tvm.compile
+
+    def as_nvcc(module, target, **pipelines):
+        built = real(module, target=target, **pipelines)
+        code, arch = "".join(device_sources(built.mod)), str(target.attrs["arch"])
+        compiled.append(("tvmf_wgmma" in code, arch))
+        if "sqrt" in code or ("tvmf_wgmma" in code and arch != "sm_90a"):
+            raise RuntimeError(f"nvcc rejects it for {arch}")
+        return built
+
+    monkeypatch.setattr(tvm, "compile", as_nvcc)
+    failed = failing_kernels(lowered.mod, target)
+    assert list(failed) == ["tir_sqrt"] and failed["tir_sqrt"].endswith("rejects it for sm_90")
+    assert (True, "sm_90a") in compiled

@@ -153,16 +153,16 @@ def build_stock(mod: tvm.IRModule, target: Target) -> Any:
 
 
 def failing_kernels(mod: tvm.IRModule, target: Target) -> dict[str, str]:
-    """Compile each PrimFunc alone and return the message of each that fails, by name."""
+    """Compile each PrimFunc alone, as `build_module` does all, and return the message of each that fails, by name."""
     failed = {}
     for gv, func in mod.functions_items():
         if not isinstance(func, tirx.PrimFunc):
             continue
         alone = tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")})
         try:
-            tvm.compile(alone, target=target)
-        except BUILD_ERRORS as err:
-            failed[gv.name_hint] = f"the compiler rejects the generated code: {last_line(err)}"
+            build_module(alone, target)
+        except CompilerError as err:
+            failed[gv.name_hint] = str(err)
     return failed
 
 
