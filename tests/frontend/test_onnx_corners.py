@@ -474,3 +474,46 @@ def test_the_largest_of_every_opset(opset):
     settings = {} if stored else {"k": 2}
     made = node("TopK", ["x", *stored], ["y", "i"], axis=1, **settings)
     compare(model([made], {"x": x}, stored, opset, outputs=("y", "i")), {"x": x})
+
+
+@pytest.mark.parametrize("operator", ["Mul", "Div", "Add"])
+@pytest.mark.parametrize("stored", [np.float32(0), np.zeros((2, 1), "float32"), np.float32(2)])
+def test_stored_zeros(operator, stored):
+    """What is undefined of NaN, infinities and 0 stays so."""
+    x = np.array([1, 0, -1, np.inf, np.nan], "float32")
+    for operands in (["x", "z"], ["z", "x"]):
+        compare(model([node(operator, operands, ["y"])], {"x": x}, {"z": stored}), {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("operator", "setting"),
+    [
+        ("Expand", [2, 3]), ("Reshape", [3, 2]), ("Tile", [1, 2]), ("Unsqueeze", [0]), ("ReduceSum", [0]),
+        ("Pad", [0, 1, 0, 1]), ("CumSum", [0]), ("TopK", [2]),
+    ],
+)  # fmt: skip
+def test_settings_from_the_values_of_inputs(operator, setting):
+    x, given = numbers(2, 3), np.array(setting[0] if operator == "CumSum" else setting)
+    outputs = ("y", "i") if operator == "TopK" else ("y",)
+    made = node(operator, ["x", "s"], outputs, name="n")
+    refused(
+        model([made], {"x": x, "s": given}, outputs=outputs),
+        rf"{operator} \(node 'n'\).*values of an input at run time",
+        UnsupportedOperatorError,
+    )
+    compare(model([made], {"x": x}, {"s": given}, outputs=outputs), {"x": x})
+
+
+def test_settings_from_the_sizes_of_inputs():
+    x = numbers(2, 3)
+    nodes = [
+        node("Shape", ["z"], ["s"]),
+        node("Expand", ["x", "s"], ["e"]),
+        node("Add", ["e", "z"], ["y"]),
+    ]
+    inputs = {"x": x, "z": numbers(4, 2, 3)}
+    compare(model(nodes, inputs), inputs)
+    proto = model(nodes, inputs)
+    proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "n"
+    with checking_here():
+        load(proto)

@@ -139,6 +139,7 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
     onnx_rewrites.store_constants(graph)
     onnx_refusals.refuse_types(graph, weights)
     onnx_refusals.refuse_missing_operands(graph, opset)
+    onnx_refusals.refuse_computed_settings(graph, weights)
     Editor(graph, weights, opset).apply(RULES)
     onnx_graph.refuse_unknown_operators(graph, opset, known=known_operators())
     _bound_computed_constants(graph, weights)

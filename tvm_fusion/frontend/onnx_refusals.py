@@ -101,6 +101,52 @@ def refuse_undefined_attributes(graph: onnx.GraphProto) -> None:
                 )
 
 
+#: Operands that say sizes, axes and counts: their first place, and what they are.
+_SETTINGS = {
+    **dict.fromkeys(("ConstantOfShape",), (0, "shape")),
+    **dict.fromkeys(("Expand", "Reshape"), (1, "shape")),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), (1, "axes")),
+    **{
+        f"Reduce{name}": (1, "axes")
+        for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+    },
+    "CumSum": (1, "axis"), "Pad": (1, "padding"), "Range": (0, "length"), "Split": (1, "sizes"),
+    "Tile": (1, "number of repeats"), "TopK": (1, "number of values"),
+}  # fmt: skip
+
+
+def refuse_computed_settings(graph: onnx.GraphProto, weights: Mapping[str, object]) -> None:
+    """Refuse sizes, axes and counts that follow from the values of inputs; those from their sizes are symbolic.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        A graph whose nodes have names, in order.
+    weights : mapping of name to TensorProto
+        Large initializers kept apart from the graph.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        Naming the operator, the node and what is computed.
+    """
+    stored = {tensor.name for tensor in graph.initializer} | set(weights)
+    data = {value.name for value in graph.input} - stored
+    for node in graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        first, what = _SETTINGS.get(node.op_type, (len(node.input), ""))
+        # The last operand of a padding is its value.
+        places = (1, 3) if node.op_type == "Pad" else range(first, len(node.input))
+        if any(place < len(node.input) and node.input[place] in data for place in places):
+            raise UnsupportedOperatorError(
+                f"operator {node.op_type} (node {node.name!r}) cannot be imported: it takes its {what} "
+                "from the values of an input at run time; store that input in the model"
+            )
+        if not data.isdisjoint(node.input):
+            data.update(name for name in node.output if name)
+
+
 def refuse_missing_operands(graph: onnx.GraphProto, opset: int) -> None:
     """Refuse nodes without an operand that their operator needs: onnx's checker counts empty names as operands.
 

@@ -195,6 +195,45 @@ def of_itself(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     return [editor.add("Where", undefined, np.array(np.nan, dtype), np.zeros((), dtype))]
 
 
+def times_zero(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """A product with a stored 0: NaN of NaN and infinities, of which TVM's simplifier makes 0."""
+    dtype = editor.dtype(node.input[0])
+    if dtype is None or dtype.kind != "f":
+        return None
+    for factor, x in (node.input, node.input[::-1]):
+        stored = editor.value(factor)
+        if stored is None or stored.size == 0 or stored.any() or editor.value(x) is not None:
+            continue
+        undefined = editor.add("Or", editor.add("IsNaN", x), editor.add("IsInf", x))
+        zero = editor.add("Where", undefined, np.array(np.nan, dtype), np.zeros((), dtype))
+        return [editor.add("Add", zero, factor)]  # of the shape that both have together
+    return None
+
+
+def divided_by_zero(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """A value by a stored 0, which TVM refuses: the value times the infinity of its sign."""
+    x, zero = node.input
+    dtype, stored = editor.dtype(zero), editor.value(zero)
+    if dtype is None or dtype.kind != "f" or stored is None or stored.size == 0 or stored.any():
+        return None
+    return [editor.add("Mul", x, np.copysign(np.array(np.inf, dtype), stored).astype(dtype))]
+
+
+def divided_zero(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
+    """A stored 0 by a value: NaN by NaN and 0, of which TVM's simplifier makes 0."""
+    zero, x = node.input
+    dtype, stored = editor.dtype(zero), editor.value(zero)
+    if dtype is None or dtype.kind != "f" or stored is None or stored.size == 0 or stored.any():
+        return None
+    if editor.value(x) is not None:
+        return None
+    undefined = editor.add(
+        "Or", editor.add("IsNaN", x), editor.add("Equal", x, np.zeros((), dtype))
+    )
+    quotient = editor.add("Where", undefined, np.array(np.nan, dtype), np.zeros((), dtype))
+    return [editor.add("Add", quotient, zero)]
+
+
 def in_float32(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """Compute a node on float16 or bfloat16 in float32, and round its results.
 

@@ -280,7 +280,7 @@ def grid_sample(editor: Editor, node: onnx.NodeProto) -> None:
 
 
 def top_k(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
-    """TopK of opset 10, whose number is an operand, where TVM reads an attribute; refused of types that it cannot sort."""
+    """TopK of opset 10, whose number is an operand: TVM reads an attribute. Types that it cannot sort are refused."""
     dtype = editor.dtype(node.input[0])
     if dtype is not None and dtype.name not in _SORTED:
         editor.refuse(f"{dtype.name} values cannot be sorted")
