@@ -66,10 +66,21 @@ def store_constants(graph: onnx.GraphProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("value", tensor))
 
 
+_WINDOWED = (
+    "AveragePool",
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "LpPool",
+    "MaxPool",
+    "QLinearConv",
+)
+
+
 def store_empty_results(graph: onnx.GraphProto) -> None:
     """Replace nodes whose results have no elements by constants, in place; TVM's operators do not expect such tensors.
 
-    A slice of nothing that the model returns stays computed.
+    A slice of nothing that the model returns stays computed, and rules refuse windows that do not fit.
     """
     import numpy as np
     import onnx.numpy_helper
@@ -88,7 +99,7 @@ def store_empty_results(graph: onnx.GraphProto) -> None:
         elif node.op_type == "Slice":
             kept = not returned.isdisjoint(names)
         else:
-            kept = node.op_type == "Constant"
+            kept = node.op_type == "Constant" or node.op_type in _WINDOWED
         if kept or not all(0 in shapes.get(name, ((), 0))[0] for name in names):
             nodes.append(node)
             continue
