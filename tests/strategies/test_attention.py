@@ -138,9 +138,37 @@ def cut(b, x):
     return b.op("stray", op.nn.relu(x))
 
 
+def rolled(b, x):
+    return b.op("stray", op.take(x, relax.const(np.roll(np.arange(48), 1), "int64"), axis=-1))
+
+
+def centred(b, x):
+    return b.op("centred", op.subtract(x, b.op("stray", op.mean(x, -1, keepdims=True))))
+
+
+def shrunk(b, x):
+    return b.op("stray", op.multiply(x, relax.const(0.5, "float16")))
+
+
+def clipped(b, x):
+    return b.op("stray", op.clip(x, 0, 1))
+
+
+def moved(b, x):
+    return b.op("stray", op.add(x, relax.const(0.5, "float16")))
+
+
 @pytest.mark.parametrize(
     "place",
-    [{"between": turn_scores}, {"behind": turn_scores}, {"behind": double}, {"behind": cut}],
+    [
+        {"between": turn_scores},
+        {"between": rolled},
+        {"between": centred},
+        *(
+            {"behind": f}
+            for f in (turn_scores, double, cut, rolled, centred, shrunk, clipped, moved)
+        ),
+    ],
 )
 def test_a_stray_operator_is_named(place):
     group, proposal = found(attention(**place))
@@ -218,6 +246,29 @@ def infinite(b, x):
 def test_other_selections_are_named(behind):
     group, _ = found(attention(behind=behind))
     assert group.stray == "stray" and group.why
+
+
+@pytest.mark.parametrize("place", ["scores", "masked", "softmax"])
+def test_another_reader_of_a_value_is_named(place):
+    b = ModuleBuilder("float16")
+    q, k, v = (b.input(name, (2, 4, 48, 32)) for name in "qkv")
+    values = {}
+    values["scores"] = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    values["masked"] = mask(b, values["scores"])
+    values["softmax"] = b.op("softmax", op.nn.softmax(values["masked"]))
+    mixed = b.op("mixed", op.matmul(values["softmax"], v))
+    group, _ = found(b.finish(mixed, b.op("stray", op.nn.relu(values[place]))))
+    assert group.stray == "stray" and "never be written" in group.why
+
+
+def test_another_reader_of_an_operand_is_in_no_ones_way():
+    b = ModuleBuilder("float16")
+    q, k, v = (b.op(f"{name}_cut", op.nn.relu(b.input(name, (2, 4, 48, 32)))) for name in "qkv")
+    scores = b.op("scores", op.matmul(q, b.op("turn", op.permute_dims(k, (0, 1, 3, 2)))))
+    mixed = b.op("mixed", op.matmul(b.op("softmax", op.nn.softmax(scores)), v))
+    others = [b.op(f"{n}_other", op.tanh(x)) for n, x in zip("qkv", (q, k, v), strict=True)]
+    group, proposal = found(b.finish(mixed, *others))
+    assert not group.stray and not {"q_cut", "k_cut", "v_cut"} & set(proposal.operators)
 
 
 def test_a_value_that_is_needed_elsewhere():
