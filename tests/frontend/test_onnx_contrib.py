@@ -195,6 +195,29 @@ def test_float16_behind_operators_that_onnx_does_not_know() -> None:
     assert [g.options.get("form") for g in plan.groups].count("attention") == 1
 
 
+def test_sizes_behind_operators_that_onnx_does_not_know() -> None:
+    """Two layers of BERT's attention as the optimiser writes them: the second one's mask of lengths needs its keys."""
+    made, given = model("Attention", ATTENTION["lengths"][0], HEADS)
+    given |= {"w": real(H * D, H * D) / 4, "scale": real(H * D)}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["y", "w"], ["product"], name="product"),
+        onnx.helper.make_node(
+            "SkipLayerNormalization", ["product", "x0", "scale"], ["normed"], name="norm",
+            domain="com.microsoft",
+        ),
+        onnx.helper.make_node("MatMul", ["normed", "w"], ["again"], name="again"),
+        onnx.helper.make_node(
+            "Attention", ["again", "x1", "x2", "x3"], ["z"], name="next", domain="com.microsoft", **HEADS
+        ),
+    ]  # fmt: skip
+    made.graph.node.extend(nodes)
+    for name in ("w", "scale"):
+        code = onnx.TensorProto.FLOAT
+        made.graph.input.append(onnx.helper.make_tensor_value_info(name, code, given[name].shape))
+    made.graph.output[0].name = "z"
+    check(made, given)
+
+
 def test_a_function_of_the_model_by_that_name_is_the_models_own() -> None:
     made, given = model("Gelu", [ROWS[0]])
     body = [onnx.helper.make_node("Neg", ["a"], ["b"])]

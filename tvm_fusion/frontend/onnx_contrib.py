@@ -94,8 +94,8 @@ class _Editor(Editor):
 
     def dims(self, name: str) -> list[int | None] | None:
         known = super().dims(name)
-        return getattr(self, "_sizes", {}).get(name) if known is None else known
+        return self._sizes.get(name) if known is None else known
 
     def dtype(self, name: str) -> np.dtype | None:
         known = super().dtype(name)
-        return getattr(self, "_guessed", {}).get(name) if known is None else known
+        return self._guessed.get(name) if known is None else known
