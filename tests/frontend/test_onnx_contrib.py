@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvm_fusion as tf
-from tvm_fusion.errors import UnsupportedOperatorError
+from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -172,6 +172,27 @@ def test_refused_by_name(op, operands, attributes, results, words) -> None:
     with pytest.raises(UnsupportedOperatorError, match=words) as caught:
         tf.frontend.onnx.load(made)
     assert op in str(caught.value) and "'node'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Attention", {}),
+        ("Attention", {"num_heads": 0}),
+        ("Attention", {**HEADS, "qkv_hidden_sizes": [1]}),
+        ("MultiHeadAttention", {"num_heads": 5}),
+        ("FusedMatMul", {"transA": 1}),
+        ("SkipLayerNormalization", {"epsilon": float("nan")}),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_what_is_no_node_is_refused(op, attributes, count: int) -> None:
+    """A damaged file: attributes that are missing or cannot be, operands that are left out."""
+    made, _ = model(op, JOINT[:count] or [real(1)], attributes)
+    if not count:
+        del made.graph.node[0].input[:]
+    with pytest.raises((UnsupportedOperatorError, InvalidModelError)):
+        tf.frontend.onnx.load(made)
 
 
 def test_float16_behind_operators_that_onnx_does_not_know() -> None:

@@ -54,6 +54,7 @@ class _Editor(Editor):
     """Guesses types and sizes behind operators that ONNX does not know, as far as models have them between such."""
 
     def __init__(self, graph: onnx.GraphProto, weights: dict, opset: int) -> None:
+        import onnx
         import onnx.helper
 
         super().__init__(graph, weights, opset)
@@ -63,10 +64,12 @@ class _Editor(Editor):
             kinds = [kind for name in node.input if (kind := self.dtype(name)) is not None]
             kinds = [kind for kind in kinds if kind.kind not in "iub"]
             if node.op_type == "Cast":
-                kinds = [onnx.helper.tensor_dtype_to_np_dtype(a.i) for a in node.attribute]
+                known = onnx.TensorProto.DataType.values()
+                to = [a.i for a in node.attribute if a.name == "to" and a.i in known and a.i]
+                kinds = [onnx.helper.tensor_dtype_to_np_dtype(code) for code in to]
             if kinds:
                 self._guessed.update(dict.fromkeys(node.output, kinds[0]))
-            sizes = self._sizes_of(node) if node.output else None
+            sizes = self._sizes_of(node) if node.input and node.output else None
             if sizes is not None:
                 self._sizes[node.output[0]] = sizes
 
@@ -85,8 +88,8 @@ class _Editor(Editor):
         if node.op_type == "MatMul" and len(one) > 1 and len(two) == 2:
             return [*one[:-1], two[-1]]
         if key_of(node) == "com.microsoft::Attention" and len(one) == 3:
-            widths = self.attributes(node).get("qkv_hidden_sizes") or [(two[-1] or 0) // 3] * 3
-            return [*one[:2], widths[2] or None]
+            widths = self.attributes(node).get("qkv_hidden_sizes") or [(two[-1] or 0) // 3]
+            return [*one[:2], widths[-1] or None]
         if node.op_type == "MultiHeadAttention" and len(one) == 3 and len(found) > 2:
             values = found[2] or []
             return [*one[:2], values[2] if len(values) == 3 else one[2]]
