@@ -307,3 +307,10 @@ def test_stored_zeros(operator, stored):
     x = np.array([1, 0, -1, np.inf, np.nan], "float32")
     for operands in (["x", "z"], ["z", "x"]):
         compare(model([node(operator, operands, ["y"])], {"x": x}, {"z": stored}), {"x": x})
+
+
+@pytest.mark.parametrize("size", [0, 2**31 - 1])
+def test_regions_that_cannot_be(size):
+    x = numbers(1, 3, 2, 2)
+    proto = model([node("LRN", ["x"], ["y"], name="l", size=size)], {"x": x}, opset=13)
+    refused(proto, rf"LRN \(node 'l'\).*{size} channels")

@@ -135,7 +135,7 @@ def local_response(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
     """LRN over an even number of channels, or of other than images: a mean over neighbours of the squares."""
     attributes, shape = editor.attributes(node), editor.shape(node.input[0])
     size = attributes["size"]
-    if size < 1:
+    if not 0 < size < 1 << 20:  # the padded channels are counted in int32
         editor.refuse(f"a region of {size} channels cannot be")
     if size % 2 and len(editor.dims(node.input[0]) or (0,) * 4) in (3, 4):
         return None
