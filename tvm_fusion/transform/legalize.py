@@ -13,6 +13,7 @@ from typing import Any
 
 from ..compat import BlockBuilder, ir, relax, te, tirx, topi, tvm
 from .infinite_identities import infinite_identities
+from .legalize_lookups import LOOKUPS
 from .legalize_places import PLACES
 
 #: Types whose sums accumulate in float32.
@@ -211,5 +212,6 @@ def _with_result_type(call: ir.Call, dtype: str) -> ir.Call:
 #: Legalisation functions by operator name, for ``relax.transform.LegalizeOps``.
 LEGALIZE_MAP: dict[str, LegalizeFunction] = {
     **{name: _in_float32(name) for name in _PRODUCTS + _REDUCTIONS + _ELEMENTWISE},
+    **LOOKUPS,
     **PLACES,
 }
