@@ -120,13 +120,7 @@ def undefined(
     """An additive mask, and zeros for weights that are NaN, as ONNX files have PyTorch's own attention."""
     emit = builder.emit
     weights = emit(op.nn.softmax(emit(op.add(scores_of(emit, q, k), mask))))
-    condition = emit(op.isnan(weights))
-    zero = emit(op.full_like(weights, number(0, q)))
-    if swapped:
-        weights = emit(op.where(emit(op.logical_not(condition)), weights, zero))
-    else:
-        weights = emit(op.where(condition, zero, weights))
-    return emit(op.matmul(weights, v))
+    return emit(op.matmul(_zeroed(emit, weights, emit(op.isnan(weights)), swapped), v))
 
 
 def masked_rows(
@@ -143,13 +137,18 @@ def masked_rows(
     emit = builder.emit
     added = mask if factor == 1.0 else emit(op.multiply(mask, number(factor, q)))
     weights = emit(op.nn.softmax(emit(op.add(scores_of(emit, q, k), added))))
-    zero = emit(op.full_like(weights, number(0, q)))
     hidden = emit(op.equal(emit(op.max(mask, [-1], True)), number(bound, q)))
+    return emit(op.matmul(_zeroed(emit, weights, hidden, swapped), v))
+
+
+def _zeroed(
+    emit: Callable[[relax.Expr], relax.Expr], weights: relax.Expr, hidden: relax.Expr, swapped: bool
+) -> relax.Expr:
+    """Zeros for weights that are hidden; ``swapped`` asks for those that are not."""
+    zero = emit(op.full_like(weights, number(0, weights)))
     if swapped:
-        weights = emit(op.where(emit(op.logical_not(hidden)), weights, zero))
-    else:
-        weights = emit(op.where(hidden, zero, weights))
-    return emit(op.matmul(weights, v))
+        return emit(op.where(emit(op.logical_not(hidden)), weights, zero))
+    return emit(op.where(hidden, zero, weights))
 
 
 def chosen_rows(
