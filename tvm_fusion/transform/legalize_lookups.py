@@ -15,7 +15,7 @@ import tvm_ffi
 from ..compat import BlockBuilder, ir, relax, tirx
 from ..schedules.analysis import nodes_of
 
-#: Operators whose places come from a tensor.
+#: Operators whose places come from a tensor, besides ``take``, which has a mode for it.
 _LOOKUPS = (
     "relax.gather_elements",
     "relax.gather_nd",
@@ -23,7 +23,6 @@ _LOOKUPS = (
     "relax.index_tensor",
     "relax.scatter_elements",
     "relax.scatter_nd",
-    "relax.take",
 )
 
 
@@ -67,8 +66,6 @@ def _bounded(name: str) -> Callable[[BlockBuilder, ir.Call], relax.Expr]:
 
     def legalize_call(builder: BlockBuilder, call: ir.Call) -> relax.Expr:
         result = default(builder, call)
-        if getattr(call.attrs, "mode", "fast") != "fast":
-            return result  # a lookup that says what it does outside
         if isinstance(result, ir.Call) and result.op == ir.Op.get("relax.call_tir"):
             place = result.args[0]
             builder.update_func(place, inside(builder.get()[place]))
@@ -77,5 +74,12 @@ def _bounded(name: str) -> Callable[[BlockBuilder, ir.Call], relax.Expr]:
     return legalize_call
 
 
+def _take(builder: BlockBuilder, call: ir.Call) -> relax.Expr:
+    """TVM's legalisation of ``take``; in the mode that does not look, in that which stays inside."""
+    if call.attrs.mode == "fast":
+        call = builder.normalize(relax.op.take(*call.args, call.attrs.axis, mode="clip"))
+    return ir.Op.get("relax.take").get_attr("FLegalize")(builder, call)
+
+
 #: Legalisation functions by operator name, for ``relax.transform.LegalizeOps``.
-LOOKUPS = {name: _bounded(name) for name in _LOOKUPS}
+LOOKUPS = {"relax.take": _take, **{name: _bounded(name) for name in _LOOKUPS}}
