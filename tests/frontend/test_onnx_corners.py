@@ -141,6 +141,21 @@ def test_powers_of_integers_by_fractions():
     compare(model([node("Pow", ["x", "e"], ["y"])], {"x": x, "e": e}), {"x": x, "e": e})
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("kind", ["int32", "int64", "float32"])
+def test_powers_of_integers_that_are_none(dtype, kind):
+    """NaN, infinity and numbers that are too large are the least integer, also where a narrow type follows."""
+    x, e = np.array([-1, 0, 0, 3, -2], dtype), np.array([2, -1, 0, 2, 3], kind)
+    if kind == "float32":
+        x, e = np.append(x, [-1, -8]).astype(dtype), np.append(e, [0.5, -0.25]).astype(kind)
+    with np.errstate(all="ignore"):
+        power = x.astype("float64") ** e.astype("float64")
+    fits = np.isfinite(power)
+    wanted = np.where(fits, np.where(fits, power, 0).round(), np.iinfo(dtype).min)
+    nodes = [node("Pow", ["x", "e"], ["p"]), node("Cast", ["p"], ["y"], to=11)]
+    compare(model(nodes, {"x": x, "e": e}), {"x": x, "e": e}, [wanted])
+
+
 @pytest.mark.parametrize(("scale", "bias"), [((1,), (4,)), ((3, 1), (1, 4)), ((3, 4), (3, 4))])
 def test_scales_of_layer_norms_broadcast(scale, bias):
     x, stored = numbers(2, 3, 4), {"b": numbers(*bias, seed=2)}

@@ -34,11 +34,22 @@ def power(editor: Editor, node: onnx.NodeProto) -> list[str] | None:
         return [editor.cast(wide, base)]
     nearest = editor.add("Round", wide)  # the power of float64 can be just below the whole number
     if other.kind != "f":
-        return [editor.cast(nearest, base)]
+        return [_whole(editor, nearest, base)]
     error = editor.add("Abs", editor.add("Sub", wide, nearest))
     allowed = editor.add("Mul", editor.add("Abs", nearest), np.array(1e-12))
     exact = editor.add("Not", editor.add("Greater", error, allowed))
-    return [editor.cast(editor.add("Where", exact, nearest, wide), base)]
+    return [_whole(editor, editor.add("Where", exact, nearest, wide), base)]
+
+
+def _whole(editor: Editor, value: str, dtype: np.dtype) -> str:
+    """Convert float64 to integers; NaN and what is too large to the least of the type, as processors of x86 do.
+
+    LLVM leaves the conversion of those undefined.
+    """
+    limits = np.iinfo(dtype)
+    fits = editor.add("Less", editor.add("Abs", value), np.array(float(limits.max) + 1))
+    known = editor.cast(editor.add("Where", fits, value, np.array(0.0)), dtype)
+    return editor.add("Where", fits, known, np.array(limits.min, dtype))
 
 
 def gemm(editor: Editor, node: onnx.NodeProto) -> None:
