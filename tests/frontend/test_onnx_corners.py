@@ -329,3 +329,19 @@ def test_regions_that_cannot_be(size):
     x = numbers(1, 3, 2, 2)
     proto = model([node("LRN", ["x"], ["y"], name="l", size=size)], {"x": x}, opset=13)
     refused(proto, rf"LRN \(node 'l'\).*{size} channels")
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("axis", [2, -3, 2**31 - 1])
+def test_a_running_sum_along_no_axis_is_refused(axis, is_stored):
+    stored = {"axis": np.array(axis)}
+    given = {"z": numbers(2, 3).astype("int64")}
+    (stored if is_stored else given)["x"] = np.arange(6).reshape(2, 3)
+    nodes = [node("CumSum", ["x", "axis"], ["s"], name="c"), node("Add", ["s", "z"], ["y"])]
+    refused(model(nodes, given, stored), rf"CumSum \(node 'c'\).*no axis {axis}")
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_a_running_sum_along_an_axis(axis):
+    given = {"x": np.arange(6).reshape(2, 3)}
+    compare(model([node("CumSum", ["x", "axis"], ["y"])], given, {"axis": np.array(axis)}), given)

@@ -48,6 +48,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "ConvInteger": (convolution.integer_conv,),
     "ConvTranspose": (convolution.conv_transpose,),
     "CumProd": (indexing.cumulative_product,),
+    "CumSum": (indexing.cumulative_sum,),
     "DFT": (spectral.discrete_fourier,),
     "DequantizeLinear": (quantization.dequantize,),
     "Div": (elementwise.divided_by_zero, elementwise.divided_zero),

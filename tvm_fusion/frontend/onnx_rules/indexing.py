@@ -209,6 +209,18 @@ def tensor_scatter(editor: Editor, node: onnx.NodeProto) -> list[str]:
     return [editor.add("Where", editor.reshape(inside, aligned), moved, past)]
 
 
+def cumulative_sum(editor: Editor, node: onnx.NodeProto) -> None:
+    """Refuse CumSum along an axis that is not there, which onnx's checker and TVM let pass."""
+    shape, along = editor.shape(node.input[0]), editor.value(node.input[1])
+    if shape is not None and along is not None:
+        _require_axis(editor, len(shape), int(along.item()))
+
+
+def _require_axis(editor: Editor, rank: int, axis: int) -> None:
+    if not -rank <= axis < rank:
+        editor.refuse(f"a value of {rank} axes has no axis {axis}")
+
+
 def cumulative_product(editor: Editor, node: onnx.NodeProto) -> list[str]:
     """CumProd by doubling: after step k each element is the product of 2^k neighbours."""
     attributes = editor.attributes(node)
@@ -216,8 +228,7 @@ def cumulative_product(editor: Editor, node: onnx.NodeProto) -> list[str]:
     shape, along = editor.shape(x), editor.value(axis)
     if shape is None or along is None:
         editor.refuse("its axis or the shape of its input is not known")
-    if not -len(shape) <= int(along.item()) < len(shape):
-        editor.refuse(f"a value of {len(shape)} axes has no axis {int(along.item())}")
+    _require_axis(editor, len(shape), int(along.item()))
     editor.require_room(*shape)
     d = int(along.item()) % len(shape)
     size, dtype = shape[d], editor.dtype(x) or np.dtype("float32")
