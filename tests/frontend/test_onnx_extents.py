@@ -189,3 +189,11 @@ def test_settings_from_the_sizes_of_inputs():
     proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "n"
     with checking_here():
         load(proto)
+
+
+@pytest.mark.parametrize("scales", [[-0.5, 1, 1, 1], [1, 1, 2, -1]])
+def test_negative_scales_are_refused(scales):
+    resize = node("Resize", ["x", "", "scales"], ["y"], name="r", mode="linear")
+    stored = {"scales": np.array(scales, "float32")}
+    message = r"Resize \(node 'r'\).*its result would have the sizes"
+    refused(model([resize], {"x": numbers(2, 1, 4, 4)}, stored), message)
