@@ -134,7 +134,6 @@ def _import(model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None) -
         skeleton = _simplify(skeleton)
     graph = skeleton.graph
     onnx_graph.name_nodes(graph)
-    onnx_refusals.refuse_negative_sizes(graph)
     onnx_rewrites.store_empty_results(graph)
     onnx_rewrites.settle_reshapes(graph)
     onnx_rewrites.store_constants(graph)

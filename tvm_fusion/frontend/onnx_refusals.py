@@ -147,32 +147,6 @@ def refuse_computed_settings(graph: onnx.GraphProto, weights: Mapping[str, objec
             data.update(name for name in node.output if name)
 
 
-def refuse_negative_sizes(graph: onnx.GraphProto) -> None:
-    """Refuse nodes whose results have negative sizes, as onnx infers from a negative scale.
-
-    Parameters
-    ----------
-    graph : GraphProto
-        A graph with inferred types, whose nodes have names.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        Naming the operator, the node and the sizes.
-    """
-    sizes = {
-        value.name: [d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.value_info, *graph.output)
-    }
-    for node in graph.node:
-        for name in node.output:
-            if min(sizes.get(name, ()), default=0) < 0:
-                raise UnsupportedOperatorError(
-                    f"operator {node.op_type} (node {node.name!r}) cannot be imported: its result would have the "
-                    f"sizes {sizes[name]}"
-                )
-
-
 def refuse_missing_operands(graph: onnx.GraphProto, opset: int) -> None:
     """Refuse nodes without an operand that their operator needs: onnx's checker counts empty names as operands.
 

@@ -88,7 +88,9 @@ def store_empty_results(graph: onnx.GraphProto) -> None:
     shapes, returned = {}, {value.name for value in graph.output}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
-        known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
+        known = tensor.HasField("shape") and all(
+            d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim
+        )
         if known and tensor.elem_type not in (0, onnx.TensorProto.STRING):
             shapes[value.name] = ([d.dim_value for d in tensor.shape.dim], tensor.elem_type)
     nodes = []
