@@ -34,19 +34,7 @@ def check_and_infer(model: onnx.ModelProto) -> onnx.ModelProto:
     InvalidModelError
         If the checker or shape inference rejects the model, or dies of it.
     """
-    import onnx
-
-    try:
-        data = child.run(
-            _WORKER,
-            {"stage": "check"},
-            model.SerializeToString(),
-            step="ONNX's checker",
-            seconds=CHECK_SECONDS,
-        )
-    except child.ChildFailure as error:
-        raise InvalidModelError(f"the model is not valid ONNX: {first_line(str(error))}") from None
-    return onnx.load_model_from_string(data)
+    return _answered(model, "check", "ONNX's checker")
 
 
 def infer(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,11 +45,16 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
     InvalidModelError
         If shape inference rejects the model, or dies of it.
     """
+    return _answered(model, "infer", "ONNX's shape inference")
+
+
+def _answered(model: onnx.ModelProto, stage: str, step: str) -> onnx.ModelProto:
+    """What a stage of the worker makes of a model."""
     import onnx
 
-    request, data = {"stage": "infer"}, model.SerializeToString()
+    data = model.SerializeToString()
     try:
-        data = child.run(_WORKER, request, data, step="ONNX's inference", seconds=CHECK_SECONDS)
+        data = child.run(_WORKER, {"stage": stage}, data, step=step, seconds=CHECK_SECONDS)
     except child.ChildFailure as error:
         raise InvalidModelError(f"the model is not valid ONNX: {first_line(str(error))}") from None
     return onnx.load_model_from_string(data)

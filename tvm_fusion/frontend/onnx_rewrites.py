@@ -66,15 +66,10 @@ def store_constants(graph: onnx.GraphProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("value", tensor))
 
 
+#: Operators whose rules say which windows do not fit.
 _WINDOWED = (
-    "AveragePool",
-    "Conv",
-    "ConvInteger",
-    "ConvTranspose",
-    "LpPool",
-    "MaxPool",
-    "QLinearConv",
-)
+    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv",
+)  # fmt: skip
 
 
 def store_empty_results(graph: onnx.GraphProto) -> None:

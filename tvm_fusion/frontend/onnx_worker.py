@@ -64,9 +64,8 @@ def _with_output_types(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = type(model)()
     copy.CopyFrom(model)
     for value in copy.graph.output:
-        if (
-            value.type.WhichOneof("value") is None
-        ):  # inference knows nothing of what comes before functions
+        # Inference knows nothing of what comes from functions that are not written out yet.
+        if value.type.WhichOneof("value") is None:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()

@@ -1,13 +1,15 @@
-"""Small ONNX models of a few nodes, compared with onnxruntime or with given results."""
+"""Small ONNX models of a few nodes, compared with onnxruntime or with given results, or refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..errors import FusionError
 from .onnx_suite import checking_here
 
 
@@ -85,3 +87,26 @@ def compare(
 def numbers(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
     """Return normally distributed numbers."""
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def refused(proto: onnx.ModelProto, pattern: str, error: type[FusionError] = FusionError) -> None:
+    """Assert that a model is refused in one line.
+
+    Parameters
+    ----------
+    pattern : str
+        Regular expression that the line has to match somewhere.
+    error : type
+        What is raised.
+    """
+    from ..frontend.onnx import load
+
+    with checking_here():
+        try:
+            load(proto)
+        except error as caught:
+            text = str(caught)
+        else:
+            raise AssertionError("the model was imported")
+    assert "\n" not in text, text
+    assert re.search(pattern, text), text
