@@ -7,7 +7,7 @@ Every time is that of one CUDA graph with 20 copies on the same buffers, divided
 too, in a process of its own. Before a kernel is timed, its result is compared with float64 on one row of each 64, and
 five runs have to give the same bits; after it, what the graph left has to be the same as well. Each process has a
 limit of time, so that a kernel that never ends costs no more than that; results are written after each of them.
-``predicted_us`` is the model's, which nothing has confirmed for ``bulk`` yet.
+``predicted_us`` is the model's.
 """
 
 from __future__ import annotations
@@ -58,14 +58,42 @@ SHAPES: dict[str, Shape] = {
     "llama_down": Shape(512, 11008, 4096, "residual"),
     "cube8192": Shape(8192, 8192, 8192),
     "cube8192_gelu": Shape(8192, 8192, 8192, "bias_gelu"),
+    # Few rows, tails, and 1x1 convolutions of 32 images: mostly bound by memory, or by one wave of tiles.
+    "short_up": Shape(128, 768, 3072, "bias_gelu"),
+    "short_down": Shape(128, 3072, 768, "bias_residual"),
+    "tails": Shape(1000, 520, 1000, "bias"),
+    "narrow": Shape(1024, 1024, 1024, "bias"),
+    "middle": Shape(2048, 2048, 2048, "residual"),
+    "expand_56": Shape(100352, 24, 144, "bias"),
+    "project_56": Shape(100352, 144, 24, "bias_residual"),
+    "expand_14": Shape(6272, 96, 576, "bias"),
+    "project_14": Shape(6272, 576, 96, "bias_residual"),
+    "last_7": Shape(1568, 320, 1280, "bias"),
+    "wide_56": Shape(100352, 64, 256, "bias_residual"),
+    "thin_56": Shape(100352, 256, 64, "bias"),
+    "wide_14": Shape(6272, 256, 1024, "bias_residual"),
+    "thin_14": Shape(6272, 1024, 256, "bias"),
+    "wide_7": Shape(1568, 512, 2048, "bias_residual"),
+    "thin_7": Shape(1568, 2048, 512, "bias"),
 }
 
-#: Rows, columns, stages, interleaved fragments, and groups that take turns, of the tiles of the copy engine.
+#: Rows, columns, stages, and groups that take turns, of the tiles of the copy engine.
 TILES = (
-    (128, 256, 4, 4, 1), (128, 256, 3, 4, 1), (128, 256, 4, 1, 1), (128, 192, 4, 4, 1),
-    (128, 128, 6, 4, 1), (256, 128, 4, 4, 1), (128, 128, 6, 4, 2), (128, 128, 4, 4, 2),
-    (64, 256, 4, 4, 2), (64, 128, 6, 4, 2), (128, 64, 6, 4, 1),
+    (128, 256, 4, 1), (128, 256, 3, 1), (128, 192, 4, 1), (128, 128, 6, 1), (128, 96, 6, 1), (128, 64, 6, 1),
+    (256, 128, 4, 1), (128, 128, 6, 2), (128, 128, 4, 2), (128, 96, 6, 2), (128, 64, 6, 2),
+    (64, 256, 4, 2), (64, 192, 4, 2), (64, 128, 6, 2), (64, 64, 6, 2),
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is compiled: tiles of the templates in use and of the copy engine (0: those of `TILES`), type, target."""
+
+    tiles: int
+    bulk_tiles: int
+    dtype: str
+    target: str
+
 
 #: Relative error in the Euclidean norm that is right for a type, copies in a graph, and runs that must agree.
 _ERROR = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -148,7 +176,7 @@ def form_of(shape: Shape, dtype: str, target: Any) -> Any:
     return products_of(func.with_attr(CONSTANTS, constants), target)[0][1]
 
 
-def choices_of(form: Any, target: Any, count: int, bulk_only: bool) -> list[Any]:
+def choices_of(form: Any, target: Any, options: Options) -> list[Any]:
     """Tiles with their predicted times: the best of the templates in use, and those of the copy engine."""
     from tvm_fusion.schedules.cuda.tensor_core.tile import problem_of
 
@@ -157,11 +185,16 @@ def choices_of(form: Any, target: Any, count: int, bulk_only: bool) -> list[Any]
     from tvm_fusion.guards.split_tiles import best_choices
 
     problem, device = problem_of(form), device_for(target)
-    used = [] if bulk_only else list(best_choices(problem, device, count))
+    used = list(best_choices(problem, device, options.tiles)) if options.tiles else []
+    found = bulk_choices(problem, device, 1 << 16)
+    if options.bulk_tiles:
+        return [*used, *found[: options.bulk_tiles]]
+    # Interleaved columns are stored faster.
+    widest = max((choice.tile.bulk for choice in found), default=1)
     bulk = [
         choice
-        for choice in bulk_choices(problem, device, 1 << 16)
-        if (t := choice.tile) and (t.rows, t.columns, t.stages, t.bulk, t.turns) in TILES
+        for choice in found
+        if (t := choice.tile).bulk == widest and (t.rows, t.columns, t.stages, t.turns) in TILES
     ]
     return [*used, *bulk]
 
@@ -172,7 +205,7 @@ def name_of(tile: Any) -> str:
     return "-".join([kind, *(str(int(n)) for n in dataclasses.astuple(tile))])
 
 
-def build_one(request: tuple[str, int, int, bool, str, str, str]) -> dict[str, Any]:
+def build_one(request: tuple[str, int, Options, str]) -> dict[str, Any]:
     """Compile one tile of one shape into a library, if it is not there."""
     import tvm
     from tvm_fusion.schedules.cuda.tensor_core.bulk import bulk_kernel
@@ -185,10 +218,10 @@ def build_one(request: tuple[str, int, int, bool, str, str, str]) -> dict[str, A
     from tvm_fusion.devices import device_for
     from tvm_fusion.targets import parse_target
 
-    name, number, count, bulk_only, dtype, text, folder = request
-    target = parse_target(text)
+    name, number, options, folder = request
+    target, dtype = parse_target(options.target), options.dtype
     form, device = form_of(SHAPES[name], dtype, target), device_for(target)
-    choice = choices_of(form, target, count, bulk_only)[number]
+    choice = choices_of(form, target, options)[number]
     tile = choice.tile
     path = Path(folder) / f"{name}-{dtype}-{name_of(tile)}.so"
     note = path.with_suffix(".json")
@@ -216,20 +249,18 @@ def build_one(request: tuple[str, int, int, bool, str, str, str]) -> dict[str, A
     return row
 
 
-def build_all(names: list[str], options: argparse.Namespace, folder: Path, until: float) -> None:
+def build_all(names: list[str], args: argparse.Namespace, folder: Path, until: float) -> None:
     """Compile the tiles of every shape, as many as time allows."""
     from tvm_fusion.targets import parse_target
 
     folder.mkdir(parents=True, exist_ok=True)
+    options = Options(args.tiles, args.bulk_tiles, args.dtype, args.target)
     target, requests = parse_target(options.target), []
     for name in names:
-        choices = choices_of(
-            form_of(SHAPES[name], options.dtype, target), target, options.tiles, options.bulk_only
-        )
-        common = (options.tiles, options.bulk_only, options.dtype, options.target, str(folder))
-        requests += [(name, number, *common) for number in range(len(choices))]
+        choices = choices_of(form_of(SHAPES[name], options.dtype, target), target, options)
+        requests += [(name, number, options, str(folder)) for number in range(len(choices))]
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         futures = [pool.submit(build_one, request) for request in requests]
         try:
             for future in concurrent.futures.as_completed(futures, max(1.0, until - time.time())):
@@ -239,14 +270,13 @@ def build_all(names: list[str], options: argparse.Namespace, folder: Path, until
             print(json.dumps({"build": "stopped by --seconds"}), flush=True)
 
 
-def time_ours(name: str, kind: str, dtype: str, folder: Path) -> None:
+def time_ours(name: str, kind: str, dtype: str, folder: Path, timer: Any) -> None:
     """Check and time the libraries of a shape and kind (``bulk`` or ``used``); print a row for each."""
     import tvm
-    from kernel_timer import CudaTimer
 
     from tvm_fusion.build.inputs import numpy_dtype
 
-    shape, timer = SHAPES[name], CudaTimer()
+    shape = SHAPES[name]
     arrays, rows = inputs_of(shape, dtype), checked_rows(shape)
     reference = expected(shape, arrays, rows)
     given = [tvm.runtime.tensor(array, timer.device) for array in arrays]
@@ -348,19 +378,26 @@ def time_all(names: list[str], options: argparse.Namespace, until: float) -> Non
     """Time everything, a process for each shape and kind, and write what there is after each."""
     found: list[dict[str, Any]] = []
     common = ["--dtype", options.dtype, "--libraries", str(options.libraries)]
-    kinds = ["bulk"] if options.bulk_only else ["used", "bulk"]
-    for name in names:
-        steps = [["--time", f"{name}:{kind}", *common] for kind in kinds]
-        if name != "smoke" and not options.no_torch:
-            steps.insert(0, ["--torch", name, *common])
+    kinds = ["used", "bulk"] if options.tiles else ["bulk"]
+    for some in batches(names, options.together):
+        listed = ",".join(some)
+        steps = [["--time", f"{listed}:{kind}", *common] for kind in kinds]
+        if "smoke" not in some and not options.no_torch:
+            steps.insert(0, ["--torch", listed, *common])
         for step in steps:
-            limit = min(options.limit, until - time.time())
+            limit = min(options.limit * len(some), until - time.time())
             found += in_child(step, limit)
             if options.out:
                 options.out.write_text(json.dumps(found, indent=1))
-        if name == "smoke" and not any(r.get("right") and "bulk" in r["tile"] for r in found):
+        if "smoke" in some and not any(r.get("right") and "bulk" in r["tile"] for r in found):
             print("the smallest product of the copy engine failed; nothing else is run")
             return
+
+
+def batches(names: list[str], together: int) -> list[list[str]]:
+    """Shapes that one process times; the first one always alone."""
+    rest = names[1:]
+    return [names[:1], *(rest[i : i + together] for i in range(0, len(rest), together))]
 
 
 def main() -> None:
@@ -369,26 +406,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shapes", default=",".join(SHAPES), help="some of " + ", ".join(SHAPES))
-    parser.add_argument("--tiles", type=int, default=2, help="tiles of the templates in use")
-    parser.add_argument("--bulk-only", action="store_true", help="leave those templates out")
+    parser.add_argument("--tiles", type=int, default=2, help="tiles of the other templates")
+    parser.add_argument(
+        "--bulk-tiles", type=int, default=0, help="tiles of the copy engine, best first; 0: a list"
+    )
     parser.add_argument("--dtype", default="float16", choices=sorted(_ERROR))
     parser.add_argument("--target", default="cuda:sm_90a")
     parser.add_argument("--build", type=Path, help="only compile libraries into this folder")
     parser.add_argument("--libraries", type=Path, default=Path("hopper-libraries"))
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=float, default=540.0, help="limit of the whole command")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds of one process at most")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of one shape at most")
+    parser.add_argument("--together", type=int, default=1, help="shapes that a process times")
     parser.add_argument("--no-torch", action="store_true", help="do not time PyTorch")
     parser.add_argument("--out", type=Path, help="results as JSON")
     parser.add_argument("--time", help=argparse.SUPPRESS)
     parser.add_argument("--torch", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.time:
-        name, kind = options.time.split(":")
-        time_ours(name, kind, options.dtype, options.libraries)
+        from kernel_timer import CudaTimer
+
+        shapes, kind = options.time.split(":")
+        for name in shapes.split(","):
+            time_ours(name, kind, options.dtype, options.libraries, CudaTimer())
         return
     if options.torch:
-        time_torch(options.torch, options.dtype)
+        for name in options.torch.split(","):
+            time_torch(name, options.dtype)
         return
     names, until = options.shapes.split(","), time.time() + options.seconds
     # Two thirds of the time are left for the GPU.

@@ -28,9 +28,6 @@ _CUDA_LIMITS: dict[str, int] = {
 #: Least compute capability times ten whose tensor cores have TF32.
 _TF32_FROM = 80
 
-#: Key of a target whose kernels may use the copy engine.
-_BULK_COPIES = "bulk_copies"
-
 #: Archs with a variant ``a`` whose instructions kernels use.
 _VARIANTS = frozenset(("sm_90",))
 
@@ -145,23 +142,6 @@ def with_products(target: Target, float32_products: str) -> Target:
         return target
     others = [str(key) for key in target.keys if key != TF32]
     return _make(_without_tag({**_config(target), "keys": [*others, *([TF32] if tf32 else [])]}))
-
-
-def with_bulk_copies(target: Target) -> Target:
-    """Return a target for which tuning may choose kernels whose operands the copy engine brings (TMA).
-
-    Only for the arch whose kernels use it, ``sm_90``; others stay as they are. Without tuning nothing changes: those
-    kernels have not been measured, and are no template's first choice.
-    """
-    if str(target.attrs.get("arch", "")).rstrip("a") not in _VARIANTS or may_bulk_copy(target):
-        return target
-    keys = [*(str(key) for key in target.keys), _BULK_COPIES]
-    return _make(_without_tag({**_config(target), "keys": keys}))
-
-
-def may_bulk_copy(target: Target) -> bool:
-    """Say whether a target is one that `with_bulk_copies` made."""
-    return _BULK_COPIES in target.keys
 
 
 def _other_kinds(text: str) -> tuple[str, ...]:

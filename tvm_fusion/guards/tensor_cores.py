@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 
 from ..devices import DeviceSpec, capability
 from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
+from .bulk_tiles import BulkTile, bulk_choices
 from .needs import Footprint
 from .split_tiles import best_choices
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
@@ -78,9 +80,22 @@ def tensor_footprint(
     graph: DataflowGraph, proposal: Proposal, dense: list[Operator], flops: int, device: DeviceSpec
 ) -> Footprint | None:
     """Estimate a group on tensor cores; None when no tile fits."""
-    problem = problem_of(graph, proposal, dense)
-    chosen = best_choices(problem, device, clusters=not proposal.option("member"))
-    return _footprint(problem, chosen[0], flops) if chosen else None
+    problem, member = problem_of(graph, proposal, dense), proposal.option("member")
+    chosen = [*best_choices(problem, device, clusters=not member)]
+    if not member and all(_is_plain(graph, anchor) for anchor in dense):
+        chosen += bulk_choices(problem, device)
+    if not chosen:
+        return None
+    return _footprint(problem, min(chosen, key=operator.attrgetter("microseconds")), flops)
+
+
+def _is_plain(graph: DataflowGraph, anchor: Operator) -> bool:
+    """Whether both operands are tensors as they are, with rows of whole 16 bytes: the copy engine brings such."""
+    what = contraction_of(graph, anchor)
+    if anchor.op != "matmul" and (what.window != 1 or what.stride != 1):
+        return False
+    tensors = [graph.tensors[name] for name in anchor.inputs[:2]]
+    return all((t.shape[-1] or 1) * DTYPE_BYTES[t.dtype] % 16 == 0 for t in tensors)
 
 
 def depthwise_product(
@@ -154,7 +169,7 @@ def rows_footprint(
 def _footprint(problem: Problem, chosen: Choice, flops: int) -> Footprint:
     tile = chosen.tile
     return Footprint(
-        tile.threads,
+        tile.block_threads if isinstance(tile, BulkTile) else tile.threads,
         tile.blocks(problem),
         tile.registers(problem),
         tile.shared_bytes(problem),

@@ -8,7 +8,7 @@ from ..errors import LoweringError
 from ..guards.bulk_tiles import BulkTile
 from ..schedules.decisions import Decision
 from ..schedules.registry import deciding_by
-from ..targets import parse_target, with_bulk_copies
+from ..targets import parse_target
 from .modules import ModuleBuilder
 
 
@@ -41,7 +41,7 @@ def compile_with_tile(
         return "tensor_core", decision
 
     with deciding_by(lookup):
-        compiled = compile_model(module, with_bulk_copies(parse_target(target)))
+        compiled = compile_model(module, parse_target(target))
     # A decision that is no option is left to the cost models, as tuned records of other versions are.
     if not all("tvmf_bulk_load" in source for source in compiled.cuda_sources()):
         raise LoweringError(f"a kernel of this model cannot have {tile}; choose another tile")

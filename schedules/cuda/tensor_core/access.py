@@ -15,6 +15,9 @@ from .form import InnerSum, Iterator, Operand
 #: Bytes that are copied, exchanged and read together.
 PIECE_BYTES = 16
 
+#: Bytes of the shortest asynchronous copy.
+WORD_BYTES = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Access:
@@ -86,9 +89,9 @@ def access_of(
         width = math.gcd(piece, run, *rest, numbers[-1])
         if any(uses(condition, last.var) for condition in copy.conditions):
             width = 1
-        # No copy is shorter than four bytes. Where lines are neighbours too, as the positions of an image that has its
+        # Where lines are neighbours too, as the positions of an image that has its
         # channels first, each would be copied again for every place of the window.
-        least = 4 // size if major == "k" and 1 not in rest else piece
+        least = WORD_BYTES // size if major == "k" and 1 not in rest else piece
         if width >= least:
             return Access(copy, major, width, size)
     return computed

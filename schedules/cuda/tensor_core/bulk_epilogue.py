@@ -9,6 +9,7 @@ together, and then those units are stored.
 from __future__ import annotations
 
 from ....compat import script_builder as T
+from ....compat import tirx
 from ....guards.tensor_tiles import COLUMNS
 from ....guards.warpgroup_tiles import ROWS, WARPS
 from .epilogue import Epilogue, fast_value
@@ -50,23 +51,27 @@ class BulkEpilogue(Epilogue):
             with T.Then():
                 self._batches(stores)
             with T.Else():
-                super()._units(stores, conditions)
+                self._batches(stores, clamped=True)
 
-    def _batches(self, stores: list[Store]) -> None:
-        """Emit the stores of a tile without a tail."""
+    def _batches(self, stores: list[Store], *, clamped: bool = False) -> None:
+        """Emit the stores of a tile; clamped, what lies outside is computed for a place inside, and dropped."""
         # Units of the same columns follow each other: they share what depends on the columns alone.
         order = sorted(range(self.count), key=lambda number: self._where(number)[::-1])
         for first in range(0, self.count, _TOGETHER):
             ready = [
                 found
                 for number in order[first : first + _TOGETHER]
-                for found in self._evaluated(number, stores)
+                for found in self._evaluated(number, stores, clamped=clamped)
             ]
-            for found in ready:
-                self._write(*found)
+            for held, *found in ready:
+                if held is None:
+                    self._write(*found)
+                else:
+                    with T.If(held), T.Then():
+                        self._write(*found)
 
-    def _evaluated(self, number: int, stores: list[Store]) -> list[tuple]:
-        """Emit the loads of a unit; return what `_write` needs for each store."""
+    def _evaluated(self, number: int, stores: list[Store], clamped: bool) -> list[tuple]:
+        """Emit the loads of a unit; return, for each store, when it is due and what `_write` needs."""
         form, place = self.form, self.place
         line, group = self._unit_place(number)
         row = keep(place.first_row + line, "row")
@@ -74,9 +79,23 @@ class BulkEpilogue(Epilogue):
         column = column + place.lane % integer(4) * integer(self.width)
         # Kept as a multiple of the width: TVM loads a vector at once where it sees that it is aligned.
         column = keep(column // integer(self.width), "column") * integer(self.width)
-        names = {**place.batch, **decode(row, form.rows), **decode(column, form.columns)}
+        names, held = (
+            {**place.batch, **decode(row, form.rows), **decode(column, form.columns)},
+            None,
+        )
         last = form.columns[-1].var
         start = names.pop(last)
+        read, read_start = names, start
+        if clamped:
+            # A branch around each load would have them wait for each other.
+            held = (row < integer(form.row_count)) & (column < integer(form.column_count))
+            own = keep(tirx.min(row, integer(form.row_count - 1)), "row")
+            most = integer(form.column_count // self.width - 1)
+            first = keep(tirx.min(column // integer(self.width), most), "column") * integer(
+                self.width
+            )
+            read = {**place.batch, **decode(own, form.rows), **decode(first, form.columns)}
+            read_start = read.pop(last)
         (anchor,) = form.anchors
         known = self._registers(self._where(number))
 
@@ -86,6 +105,6 @@ class BulkEpilogue(Epilogue):
         found = []
         for store in stores:
             value = fast_value(store)
-            values = evaluate(value, last, start, self.width, names, self.views, sums)
-            found.append((store, names, start, values))
+            values = evaluate(value, last, read_start, self.width, read, self.views, sums)
+            found.append((held, store, names, start, values))
         return found

@@ -11,13 +11,18 @@ import dataclasses
 import tvm_ffi
 
 from ....compat import ir, tirx
-from ...analysis import nodes_of
+from ...analysis import dtype_bytes, nodes_of
+from .access import WORD_BYTES
 from .affine import as_copy
 from .form import Anchor, InnerSum, Iterator, Operand, Products
 
 
 def pack(
-    form: Products, constants: set[int], *, reduction_first: bool = False
+    form: Products,
+    constants: set[int],
+    *,
+    reduction_first: bool = False,
+    whole_words: bool = False,
 ) -> tuple[Products, dict[str, list[int]]]:
     """Permute the constant operands of a function where that makes copies longer.
 
@@ -30,6 +35,10 @@ def pack(
     reduction_first : bool
         Whether both operands of a product have the reduction outermost, rather than its column operand innermost;
         what an operand is computed from stays as it is.
+    whole_words : bool
+        Whether column operands have the reduction outermost where, with it innermost, not every line would begin at a
+        word of four bytes, of which asynchronous copies are made: an image's 3 channels times 3x3 places are 27
+        elements of two bytes.
 
     Returns
     -------
@@ -45,12 +54,18 @@ def pack(
                 if as_copy(operand.value, form.inner) is not None:
                     _want(form, constants, operand.value, anchor.reduced, True, wanted)
         else:
-            _want(form, constants, anchor.columns.value, anchor.reduced, False, wanted)
+            outermost = whole_words and not _begins_at_words(anchor)
+            _want(form, constants, anchor.columns.value, anchor.reduced, outermost, wanted)
     for inner in () if reduction_first else form.inner:
         _want(form, constants, inner.value, inner.reduced, True, wanted)
     for number, axes in wanted.items():
         form = _permuted(form, number, axes)
     return form, {str(number): axes for number, axes in sorted(wanted.items())}
+
+
+def _begins_at_words(anchor: Anchor) -> bool:
+    """Whether lines of the whole reduction have a multiple of a word's bytes."""
+    return anchor.depth * dtype_bytes(anchor.columns.dtype) % WORD_BYTES == 0
 
 
 def _want(

@@ -32,7 +32,7 @@ class TensorRows(ScheduleTemplate):
         if form is None or form.length % 2 or not fits(form, target):
             return None
         numbers = constants_of(func)
-        form, packed = pack(form, numbers - _read_by_stages(form))
+        form, packed = pack(form, numbers - _read_by_stages(form), whole_words=True)
         constants = tuple(form.params[number] for number in sorted(numbers))
         form = dataclasses.replace(form, constants=constants)
         problem, device, member = row_problem(form), device_for(target), is_member(func)

@@ -13,7 +13,6 @@ from ....guards.bulk_tiles import BulkTile, bulk_choices
 from ....guards.grouped_products import joinable
 from ....guards.split_tiles import best_choices
 from ....guards.tensor_tiles import Choice, Tile
-from ....targets import may_bulk_copy
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
 from ...decisions import OF_CHOICE, alternatives
 from .access import access_of
@@ -61,7 +60,7 @@ class TensorCore(ScheduleTemplate):
         for chosen in alternatives("groups", ranked, values=count) if len(forms) > 1 else ranked(1):
             problem = problem_of(chosen.form)
             tiles = functools.partial(best, problem, device)
-            if may_bulk_copy(target) and not member:
+            if not _is_for_any_chip(func, target):
                 tiles = functools.partial(_with_bulk, tiles, _bulk(chosen.form, device))
             for choice in alternatives("tile", tiles, **OF_CHOICE):
                 if isinstance(choice.tile, BulkTile):
@@ -85,13 +84,10 @@ def _bulk(form: Products, device: DeviceSpec) -> tuple[Choice, ...]:
 def _with_bulk(
     tiles: Callable[[int], tuple[Choice, ...]], bulk: tuple[Choice, ...], count: int
 ) -> tuple[Choice, ...]:
-    """Tiles with those of the copy engine among them, never first: no measurement says that they should be."""
-    first, *others = tiles(count) or (None,)
-    if first is None:
-        return ()
-    # All of them: the others are more than anybody looks at.
-    rest = (*others[: max(0, count - 1 - len(bulk))], *bulk)
-    return (first, *sorted(rest, key=operator.attrgetter("microseconds")))[:count]
+    """Tiles with those of the copy engine among them, by predicted time."""
+    # All of the copy engine's where there is room: the last of the others are more than anybody looks at.
+    found = [*bulk[:count], *tiles(max(1, count - len(bulk)))]
+    return tuple(sorted(found, key=operator.attrgetter("microseconds"))[:count])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +107,7 @@ def products_of(
     if form is None:
         return None
     numbers = constants_of(func)
-    form, packed = pack(form, numbers)
+    form, packed = pack(form, numbers, whole_words=True)
     constants = tuple(form.params[number] for number in sorted(numbers))
     form = dataclasses.replace(form, constants=constants)
     forms = {count: made for count, made in joined(form) if fits(made, target)}
@@ -124,9 +120,13 @@ def _search(func: tirx.PrimFunc, target: Target) -> Callable:
     Members of a kernel are merged as they are, with threads and shared memory of their own, and without clusters;
     instructions of one chip alone are for targets that name its variant.
     """
-    member = is_member(func)
-    any_chip = member or not str(target.attrs["arch"]).endswith("a")
-    return functools.partial(best_choices, warpgroups=not any_chip, clusters=not member)
+    any_chip = _is_for_any_chip(func, target)
+    return functools.partial(best_choices, warpgroups=not any_chip, clusters=not is_member(func))
+
+
+def _is_for_any_chip(func: tirx.PrimFunc, target: Target) -> bool:
+    """Whether a kernel may not use instructions that one chip alone has."""
+    return is_member(func) or not str(target.attrs["arch"]).endswith("a")
 
 
 def _ranked(

@@ -22,7 +22,7 @@ from tvm_fusion.devices import DEVICES
 from tvm_fusion.errors import LoweringError
 from tvm_fusion.guards.bulk_tiles import BulkTile, bulk_choices
 from tvm_fusion.guards.tensor_tiles import Problem
-from tvm_fusion.targets import may_bulk_copy, parse_target, with_bulk_copies
+from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation, sass
 from tvm_fusion.testing.bulk_models import compile_with_tile, feed_forward
 
@@ -30,7 +30,7 @@ op = relax.op
 DEVICE = DEVICES["sm_90"]
 #: So few blocks that each takes several tiles.
 FEW = dataclasses.replace(DEVICE, multiprocessors=2)
-ALLOWED = with_bulk_copies(parse_target("cuda:sm_90a"))
+TARGET = parse_target("cuda:sm_90a")
 
 
 def with_epilogue(emit, x, w, b, r):
@@ -111,7 +111,7 @@ def test_weights_that_are_inputs_are_taken_as_they_lie(tensor):
     tensor.check(function, kernel(function, 64, 3, 1), arch="sm_90a")
     with pytest.raises(ValueError, match="tensor maps"):
         kernel(function, 64, 3, 4)
-    own = [option for option in options(function, ALLOWED) if "tile.bulk" in option]
+    own = [option for option in options(function, TARGET) if "tile.bulk" in option]
     assert own and all(o["tile.bulk"] == 1 and o["tile.columns"] % 64 == 0 for o in own)
 
 
@@ -174,7 +174,7 @@ def test_nothing_spills_and_the_chips_own_instructions_are_there(tensor, rows, c
     used = tensor.resources(made, "sm_90a")
     # What 384 threads have at the start; setmaxnreg divides it anew.
     assert used.registers == 168
-    source = cuda_emulation.cuda_source(made, ALLOWED)
+    source = cuda_emulation.cuda_source(made, TARGET)
     if sass.find_nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
     code, _ = assemble(source, "sm_90a")
@@ -200,7 +200,7 @@ def test_the_host_makes_the_maps(tensor, tmp_path):
         {"global_symbol": "kernel", "tirx.is_scheduled": True}
     )
     built = tvm.compile(
-        tvm.IRModule({"kernel": named}), target=ALLOWED, tir_pipeline=tir_pipeline.NAME
+        tvm.IRModule({"kernel": named}), target=TARGET, tir_pipeline=tir_pipeline.NAME
     )
     path = tmp_path / "kernel.so"
     built.export_library(str(path))
@@ -238,26 +238,51 @@ def options(function, target) -> list[dict]:
     return [dict(option) for point in points if point.name == "tile" for option in point.options]
 
 
-def test_tuning_may_choose_it_where_the_target_allows_it(tensor):
-    function = product(tensor, 4096, 1024, 4096)
-    found = options(function, ALLOWED)
-    own = [option for option in found if "tile.bulk" in option]
-    assert own and "tile.bulk" not in found[0]
-    with deciding(tuple(own[0].items())):
-        made = TensorCore().apply(function.func, ALLOWED)
-    assert "tvmf_bulk_load" in cuda_emulation.cuda_source(made, ALLOWED)
+def is_bulk(option: dict) -> bool:
+    return "tile.bulk" in option
 
 
-def test_nobody_chooses_it_otherwise(tensor):
+def source_of(function, target) -> str:
+    return cuda_emulation.cuda_source(TensorCore().apply(function.func, target), target)
+
+
+@pytest.mark.parametrize("rows", [2048, 1000, 4096])
+def test_large_products_have_it(tensor, rows):
+    function = product(tensor, rows, 2048, 4096)
+    assert "tvmf_bulk_load" in source_of(function, TARGET)
+    found = options(function, TARGET)
+    assert is_bulk(found[0])
+    others = [option for option in found if not is_bulk(option)]
+    assert others  # tuning measures them, too
+    with deciding(tuple(others[0].items())):
+        assert "tvmf_bulk_load" not in source_of(function, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(128, 768, 768), (64, 4096, 64), (16, 512, 512)]
+)
+def test_small_products_have_what_is_predicted_to_be_faster(tensor, rows, depth, columns):
+    function = product(tensor, rows, depth, columns)
+    assert "tvmf_bulk_load" not in source_of(function, TARGET)
+
+
+def test_options_are_in_the_order_of_their_times(tensor):
+    function = product(tensor, 1024, 1024, 1024)
+    with recording() as points:
+        TensorCore().apply(function.func, TARGET)
+    (point,) = [point for point in points if point.name == "tile"]
+    assert {is_bulk(dict(option)) for option in point.options} == {True, False}
+    assert list(point.microseconds) == sorted(point.microseconds)
+
+
+def test_no_other_chip_and_no_member_has_it(tensor):
     function = product(tensor, 4096, 1024, 4096)
-    plain = cuda_emulation.cuda_source(TensorCore().apply(function.func, ALLOWED), ALLOWED)
-    assert "tvmf_bulk_load" not in plain
-    for text in ("cuda:sm_90a", "cuda:sm_80", "cuda:sm_100"):
-        target = with_bulk_copies(parse_target(text)) if "90" not in text else parse_target(text)
-        assert not may_bulk_copy(target)
-        assert all("tile.bulk" not in option for option in options(function, target))
+    for text in ("cuda:sm_90", "cuda:sm_80", "cuda:sm_100"):
+        target = parse_target(text)
+        assert not any(map(is_bulk, options(function, target)))
+        assert "tvmf_bulk_load" not in source_of(function, target)
     member = dataclasses.replace(function, func=function.func.with_attr(MEMBER, True))
-    assert all("tile.bulk" not in option for option in options(member, ALLOWED))
+    assert not any(map(is_bulk, options(member, TARGET)))
 
 
 def test_tiles_fit_the_chip():
