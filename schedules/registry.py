@@ -177,8 +177,12 @@ def schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
         If no template accepts the function; a group then has to be left unfused (reason ``no_template``).
     """
     if decisions.is_deciding():
-        return _schedule(func, target)
-    return _remembered(func, target, None, lambda: _schedule(func, target))
+        return _schedule(func, target, None)
+    lookup = _LOOKUP.get()
+    known = lookup(func, target) if lookup is not None else None
+    # With what was looked up: the same function may be compiled with and without what was tuned.
+    decided = ("looked up", *known) if known is not None else None
+    return _remembered(func, target, decided, lambda: _schedule(func, target, known))
 
 
 def _remembered(
@@ -267,10 +271,10 @@ def spaces(func: tirx.PrimFunc, target: Target, most: int = 2) -> list[Space]:
     return found
 
 
-def _schedule(func: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
-    """Schedule a function that has not been met yet."""
-    lookup = _LOOKUP.get()
-    known = lookup(func, target) if lookup is not None and not decisions.is_deciding() else None
+def _schedule(
+    func: tirx.PrimFunc, target: Target, known: tuple[str, Decision] | None
+) -> tuple[tirx.PrimFunc, str]:
+    """Schedule a function that has not been met yet, as a look-up says if it knows."""
     if known is not None:
         try:
             return schedule_with(func, target, *known), known[0]

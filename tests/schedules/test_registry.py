@@ -173,6 +173,27 @@ def test_what_was_decided_is_remembered_by_its_decision(cuda, unchanged):
                 registry.schedule_with(func, target, "elementwise", (("nothing", 1),))
 
 
+def test_a_function_is_remembered_by_what_a_look_up_says(cuda, unchanged):
+    """With and without what was tuned it is two kernels; where a look-up knows nothing it is one."""
+    counts = register(Counts(), before="elementwise")
+    target = parse_target("cuda:sm_90")
+    func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (64, 256))
+    (space,) = registry.spaces(func, target, 1)
+    points, counts.asked = space.points, 0
+    last = points[0].options[-1]
+    with remembering():
+        untuned, _ = schedule(func, target)
+        with registry.deciding_by(lambda *_: None):
+            tvm.ir.assert_structural_equal(schedule(func, target)[0], untuned)
+        assert counts.asked == 1
+        with registry.deciding_by(lambda *_: ("elementwise", last)):
+            tuned, _ = schedule(func, target)
+            tvm.ir.assert_structural_equal(schedule(func, target)[0], tuned)
+        assert not structural_equal(tuned, untuned)
+        tvm.ir.assert_structural_equal(schedule(func, target)[0], untuned)
+        assert counts.asked == 1
+
+
 def test_a_refusal_is_remembered_too(cuda, unchanged):
     func = cuda.function(lambda e, x: e(relax.op.nn.relu(x)), (4, 8))
     registry._TEMPLATES.clear()
