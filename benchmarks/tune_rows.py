@@ -3,7 +3,7 @@
     python benchmarks/tune_rows.py tuned --rows cbr1,dwpw --dtypes float16 --minutes 3
 
 Prints a line a row, and writes them to ``DIR/rows.json``: seconds, trials, and microseconds of the whole row tuned,
-unfused and by TVM's default pipeline. Rows that are there already go on where they were.
+unfused, untuned and by TVM's default pipeline. Rows that are there already go on where they were.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ from .schedules.registry import deciding_by
 from .strategies.base import Strategy
 from .targets import parse_target, runnable, with_products
 from .transform.fuse import canonical_for, plan_module, solve_module, target_of
-from .tuning.lookup import lookup_in, tuned_records
+from .tuning.lookup import lookup_in, records_for, tuned_records
 from .tuning.session import Session
 from .tuning.trials import TrialSet
-from .tuning.tune import TRIALS, Remote, plan_from_records, plan_from_shipped, tune_model
+from .tuning.tune import TRIALS, Remote, plan_from_records, tune_model
+from .tuning.untuned import plan_untuned
 from .tuning.work_dir import Records
 from .tuning.workbench import device_of
 from .verification.report import VerificationReport
@@ -185,20 +186,18 @@ def compile(
         )
     checker = functools.partial(_wrong_groups, progress=progress) if verify else None
     found = tuned_records(canonical, resolved, work_dir, shipped=records)
-    with remembering(), deciding_by(lookup_in(found, device_of(resolved, None))):
+    device = device_of(resolved, None)
+    with remembering():
         if plan is None:
-            plan = plan_with_records(
-                canonical, resolved, found, tuned=work_dir is not None, config=config, name=name
-            )
-        return compile_model(
-            canonical,
-            resolved,
-            plan=plan,
-            config=config,
-            strict=strict,
-            checker=checker,
-            model=name,
-        )
+            with deciding_by(lookup_in(found, device)):
+                plan = plan_with_records(
+                    canonical, resolved, found, tuned=work_dir is not None, config=config, name=name
+                )
+        with deciding_by(lookup_in(records_for(plan, found), device)):
+            return compile_model(
+                canonical, resolved, plan=plan, config=config, strict=strict, checker=checker,
+                model=name,
+            )  # fmt: skip
 
 
 def plan_with_records(
@@ -234,13 +233,7 @@ def plan_with_records(
         return plan_from_records(canonical, target, own, config=config, name=name)
     if target.kind.name != "cuda":
         return None
-    decide = config or FusionConfig()
-    # What the compiler says of registers and spills is part of the decision.
-    compiler = KernelCompiler(canonical, target)
-    plan = plan_module(canonical, target, decide, model=name, compiler=compiler)
-    for shipped in filter(len, records):
-        plan = plan_from_shipped(canonical, target, shipped, plan, config=config, name=name)
-    return plan
+    return plan_untuned(canonical, target, records, config=config, name=name)
 
 
 def tune(
@@ -289,7 +282,8 @@ def tune(
     Returns
     -------
     Plan
-        With the measured times. It has no groups where the whole model was not faster with them.
+        With the measured times. It has no groups where the whole model was not faster with them, and is the
+        untuned one where that was faster.
 
     Raises
     ------

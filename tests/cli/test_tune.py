@@ -328,6 +328,34 @@ def test_a_difference_within_the_noise_is_explained(
     assert "slower by less than the noise (±6 %)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("whole", "told"),
+    [
+        (
+            WholeTimes(251.0, 300.0, None, untuned_us=226.0),
+            ["tuned 251.0, untuned 226.0, unfused 300.0, TVM's default not usable (time −10 % against tuned, ",
+             "is the untuned one"],
+        ),
+        (
+            WholeTimes(200.0, 300.0, 400.0, untuned_us=226.0),
+            ["tuned 200.0, untuned 226.0, unfused 300.0", "(time −12 % against untuned, −33 % against unfused, −50 %"],
+        ),
+        (
+            WholeTimes(227.0, 300.0, None, untuned_us=226.0, untuned_noise=0.02),
+            ["slower than untuned by less than the noise (±4 %)"],
+        ),
+        (WholeTimes(200.0, 300.0, None, untuned_us=200.0), ["(time −33 % against unfused)"]),
+    ],
+)  # fmt: skip
+def test_the_untuned_model_is_told_of(model, tmp_path, faked, monkeypatch, capsys, whole, told):
+    monkeypatch.setattr(tune_module, "time_whole", lambda *_, **__: whole)
+    arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "8"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in told), out
+    assert ("is the untuned one" in out) is (whole.fastest == "untuned")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_an_output_on_a_full_disk_is_named(model, tmp_path, faked, capsys) -> None:
     arguments = ["tune", model, *SHAPE, "--work-dir", str(tmp_path), "--trials", "8"]

@@ -178,7 +178,7 @@ def test_what_differs_by_the_noise_is_explained(tmp_path, page) -> None:
     one = summary(tuned_us=25.9)
     told = words(Page(render_tuning([place_with(tmp_path, one)])))
     assert "25.5 → 25.9" in told and "slower by less than the noise" in told
-    assert "the noise" not in words(page)
+    assert "the noise" not in words(page) and "untuned →" not in words(page)
 
 
 def test_what_was_rejected(page) -> None:
@@ -195,6 +195,9 @@ def test_how_to_go_on(page) -> None:
     assert "tvm-fusion compile MODEL --work-dir DIR" in told and "db report DIR" in told
 
 
+UNTUNED = {"shipped": "untuned", "tuned_us": 26.0, "untuned_us": 23.0}
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -203,6 +206,10 @@ def test_how_to_go_on(page) -> None:
         ({"state": "finished", "tuned_us": None}, "not timed on this machine: only servers measured"),
         ({"shipped": "unfused", "tuned_us": 26.0}, "(26.0 µs), so it is compiled without groups"),
         ({"shipped": "default", "tuned_us": 36.0}, "(36.0 µs), so the model is compiled by it"),
+        ({**UNTUNED, "tuned_us": 26.0}, "(26.0 µs), so it is compiled as without tuning"),
+        (UNTUNED, "whole model, unfused → untuned µs 25.5 → 23.0"),
+        ({"untuned_us": 29.0}, "whole model, untuned → tuned µs 29.0 → 14.5"),
+        ({"untuned_us": 14.4}, "slower than untuned by less than the noise"),
     ],
 )  # fmt: skip
 def test_other_ends(tmp_path, fields, sentence) -> None:

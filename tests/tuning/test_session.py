@@ -20,8 +20,9 @@ from tvm_fusion.transform.fuse import apply_plan, plan_module
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.trials import TrialSet
-from tvm_fusion.tuning.tune import device_of, plan_from_records, plan_from_shipped, tune_model
+from tvm_fusion.tuning.tune import device_of, plan_from_records, tune_model
 from tvm_fusion.tuning.tuner import BATCH, Budget, Tuner
+from tvm_fusion.tuning.untuned import plan_from_shipped
 from tvm_fusion.tuning.work_dir import WorkDir, record_arch
 
 TARGET = parse_target("llvm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import zlib
@@ -17,15 +18,20 @@ from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning import tuner as tuner_module
-from tvm_fusion.tuning.lookup import own_device, recorded_device
+from tvm_fusion.tuning import untuned as untuned_module
+from tvm_fusion.tuning.lookup import own_device, recorded_device, records_for
 from tvm_fusion.tuning.overview import overview
 from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import plan_from_records, tune_model
 from tvm_fusion.tuning.tuner import Device
+from tvm_fusion.tuning.untuned import plan_untuned
 from tvm_fusion.tuning.whole import WholeTimes
 from tvm_fusion.tuning.work_dir import Records, WorkDir
 
 TARGET = parse_target("llvm")
+
+#: What plans say that do not follow the records.
+PIPELINE = {"default": "tvm", "untuned": "untuned"}
 
 
 def module():
@@ -165,18 +171,23 @@ def test_a_killed_run_has_a_summary_of_its_last_plan(tmp_path, faked):
         (WholeTimes(61.0, 60.0, None, noise=0.02), "tuned"),  # slower, but within the noise
         (WholeTimes(61.0, 60.0, None, noise=0.002), "unfused"),
         (WholeTimes(50.0, 60.0, 48.0, default_noise=0.05), "tuned"),
+        (WholeTimes(50.0, 60.0, 48.0, untuned_us=45.0), "untuned"),
+        (WholeTimes(50.0, 60.0, 40.0, untuned_us=45.0), "default"),
+        (WholeTimes(50.0, 60.0, 48.9, untuned_us=51.0), "tuned"),
+        (WholeTimes(50.0, 60.0, 50.0, untuned_us=49.0, untuned_noise=0.02), "tuned"),
     ],
 )
 def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
     faked.whole = whole
     found = tune_model(module(), TARGET, tmp_path, trials=30)
     assert found.shipped == whole.fastest == fastest
-    assert found.plan.pipeline == ("tvm" if fastest == "default" else "tvm_fusion")
-    assert bool(found.plan.groups) is (fastest == "tuned")
+    assert found.plan.pipeline == PIPELINE.get(fastest, "tvm_fusion")
+    fused = fastest in ("tuned", "untuned")
+    assert bool(found.plan.groups) is fused
     assert found.plan.totals.measured_us_after == whole.of(fastest)
     records = WorkDir(tmp_path).open("x86_64", "float32")
     assert plan_from_records(module(), TARGET, records).pipeline == found.plan.pipeline
-    assert bool(plan_from_records(module(), TARGET, records).groups) is (fastest == "tuned")
+    assert bool(plan_from_records(module(), TARGET, records).groups) is fused
     # The summary tells of what is compiled, not of the groups that are not.
     (summary,) = load_summaries(WorkDir(tmp_path).places()[0].folder)
     called = [k for k in summary.kernels if k.calls]
@@ -185,7 +196,7 @@ def test_the_fastest_way_is_compiled(tmp_path, faked, whole, fastest):
         assert not called and not chosen
     else:
         assert sum(k.calls for k in called) == summary.launches[1]
-        assert any(k.strategy for k in called) is (fastest == "tuned")
+        assert any(k.strategy for k in called) is fused
         assert set(chosen) == ({1} if fastest == "unfused" else set(chosen) - {1})
 
 
@@ -205,6 +216,48 @@ def test_groups_that_did_not_pay_stay_out_later_too(tmp_path, faked, slower):
     x = b.input("image", (1, 8, 12, 12))
     other = canonicalize(b.finish(b.relu("r", b.conv("c", x, 8))))
     assert plan_from_records(other, TARGET, records).groups
+
+
+def other_groups(monkeypatch):
+    """Without tuning nothing is fused but the last two operators."""
+    real = untuned_module.plan_module
+
+    def plan_module(*args, **options):
+        plan = real(*args, **options)
+        return dataclasses.replace(plan, groups=plan.groups[-1:])
+
+    monkeypatch.setattr(untuned_module, "plan_module", plan_module)
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_what_was_tuned_and_did_not_pay_stays_out_later_too(tmp_path, faked, monkeypatch, slower):
+    """Neither the plan nor a record of the work dir counts; other models of the same kernels are not concerned."""
+    other_groups(monkeypatch)
+    faked.whole = WholeTimes(70.0, 90.0, untuned_us=50.0 if slower else 69.0, untuned_noise=0.01)
+    found = tune_model(module(), TARGET, tmp_path, trials=30)
+    assert found.shipped == ("untuned" if slower else "tuned")
+    assert (len(found.plan.groups) == 1) is slower
+    (summary,) = load_summaries(WorkDir(tmp_path).places()[0].folder)
+    assert summary.shipped == found.shipped and summary.untuned_us == faked.whole.untuned_us
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    plan = plan_from_records(module(), TARGET, records)
+    cached = tune_model(module(), TARGET, tmp_path, require_cached=True)
+    for again in (plan, cached.plan):
+        assert again.groups == found.plan.groups and again.pipeline == found.plan.pipeline
+        assert again.pipeline == ("untuned" if slower else "tvm_fusion")
+    if slower:
+        totals = found.plan.totals
+        assert (totals.measured_us_before, totals.measured_us_after) == (90.0, 50.0)
+        assert plan.totals == totals
+        assert plan == dataclasses.replace(
+            plan_untuned(module(), TARGET, []), totals=totals, pipeline="untuned"
+        )
+    assert cached.shipped == found.shipped
+    assert bool(records_for(plan, [records])) is not slower
+    b = ModuleBuilder()
+    x = b.input("image", (1, 8, 12, 12))
+    other = canonicalize(b.finish(b.relu("r", b.conv("c", x, 8))))
+    assert plan_from_records(other, TARGET, records).pipeline == "tvm_fusion"
 
 
 def test_times_of_another_device_are_better_than_none(tmp_path, faked):

@@ -100,7 +100,7 @@ def compare(
         If the shape of an input is symbolic.
     """
     require_static(signature_of(mod, target).inputs)
-    same = not plan.groups and plan.pipeline == "tvm_fusion"
+    same = not plan.groups and plan.pipeline != "tvm"
     plans = [plan] if same else [plan, unfused_plan(plan)]
     sides = [compile_model(mod, target, plan=chosen) for chosen in plans]
     rng = np.random.default_rng(seed)

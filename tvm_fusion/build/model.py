@@ -81,7 +81,7 @@ def compile_model(
         stock = build_stock(mod, target)
         return CompiledModel(stock, signature_of(mod, target), plan, {}, target)
     config = config or FusionConfig()
-    mod = _prepared(mod, target)
+    mod = prepared(mod, target)
     plan = plan or plan_module(mod, target, config, model=model)
     if checker is not None:
         for group_id, refusal in checker(mod, plan, target).items():
@@ -244,8 +244,14 @@ def _lower(mod: tvm.IRModule, plan: Plan) -> tuple[tvm.IRModule, dict[str, str],
         return mod, {}, failures
 
 
-def _prepared(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Run the passes that come before lowering; an operator that they cannot take is named."""
+def prepared(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Run the passes that come before lowering on a canonical module; it is left untouched.
+
+    Raises
+    ------
+    LoweringError
+        If they cannot take an operator; it is named.
+    """
     try:
         with target:
             return tvm.transform.Sequential(before_lowering())(mod)

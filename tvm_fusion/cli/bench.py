@@ -26,20 +26,22 @@ def bench(
     from ..build.bench import compare
     from ..schedules import remembering
     from ..schedules.registry import deciding_by
-    from ..tuning.lookup import lookup_in, tuned_records
+    from ..tuning.lookup import lookup_in, records_for, tuned_records
     from ..tuning.workbench import device_of
 
     config, target = options.config(), options.parsed_target()
     decided = decisions(options, plan)
     target, module = resolve(options.load(), target, config, decided)
     records = tuned_records(module, target, work_dir)
-    with remembering(), deciding_by(lookup_in(records, device_of(target, None))):
+    device = device_of(target, None)
+    with remembering():
         if decided is None:
-            with stage("planning"):
+            with stage("planning"), deciding_by(lookup_in(records, device)):
                 decided = plan_with_records(
                     module, target, records, tuned=work_dir is not None, config=config,
                     name=options.name,
                 ) or make_plan(module, target, config, name=options.name)  # fmt: skip
-        with stage("compiling and timing") as progress:
+        deciding = deciding_by(lookup_in(records_for(decided, records), device))
+        with stage("compiling and timing") as progress, deciding:
             result = compare(module, target, decided, seed=seed, progress=progress)
     print(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from .plan import format_of, plan_text
 if TYPE_CHECKING:
     from ..compat import Target, tvm
     from ..tuning.tune import Remote, Tuned
+    from ..tuning.whole import WholeTimes
     from .live import TuningDisplay
 
 #: Exit code of a run that Ctrl-C ended, as of a shell's.
@@ -182,9 +184,7 @@ def _warn_of_disk(display: TuningDisplay) -> None:
 
 
 def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
-    """What came of it, in one to three lines."""
-    from ..report.tuning_text import gain_text, time_text
-
+    """What came of it, in a few lines."""
     t, whole = found.plan.totals, found.whole
     groups = len(found.plan.groups)
     how = "on record" if cached else f"of {trials}"
@@ -194,27 +194,48 @@ def _summary(name: str, found: Tuned, trials: int, cached: bool) -> str:
         first += f", {t.launches_before} kernel launches unfused, {t.launches_after} fused"
     lines = [first]
     if whole is not None:
-        tuned = whole.of(found.shipped)
-        default = "not usable" if whole.default_us is None else time_text(whole.default_us)
-        gains = [gain_text(whole.unfused_us, tuned), gain_text(whole.default_us, tuned)]
-        against = ["unfused", "TVM's default"]
-        told = [f"{gain} against {what}" for gain, what in zip(gains, against, strict=True) if gain]
-        lines.append(
-            f"whole model, µs: tuned {time_text(tuned)}, unfused {time_text(whole.unfused_us)}, "
-            f"TVM's default {default}" + (f" (time {', '.join(told)})" if told else "")
-        )
-    if whole is not None and found.shipped == "tuned" and whole.tuned_us > whole.unfused_us:
-        lines.append(
-            f"with its groups the whole model is slower by less than the noise (±{200 * whole.noise:.0f} %), and each "
-            "group was measured faster than its parts: they stay"
-        )
+        lines += _times(whole, found.shipped)
     if found.shipped == "unfused":
         lines.append("the groups did not make the whole model faster, so the plan has none")
+    if found.shipped == "untuned":
+        lines.append(
+            "what was tuned did not make the whole model faster, so the plan is the untuned one, and compile "
+            "--work-dir builds its kernels as without the work dir"
+        )
     if found.shipped == "default":
         lines.append(
             "TVM's default pipeline was faster than any plan, so the model is compiled by it"
         )
     return "\n".join(lines)
+
+
+def _times(whole: WholeTimes, shipped: str) -> Iterator[str]:
+    """The whole model's times, and why what was tuned stays where it is not the fastest."""
+    from ..report.tuning_text import gain_text, time_text
+
+    sides = {
+        "tuned": whole.tuned_us, "untuned": whole.untuned_us, "unfused": whole.unfused_us,
+        "TVM's default": whole.default_us,
+    }  # fmt: skip
+    if whole.untuned_us is None:
+        del sides["untuned"]
+    compiled = whole.of(shipped)
+    times = (f"{n} {time_text(us) if us is not None else 'not usable'}" for n, us in sides.items())
+    gains = {name: gain_text(us, compiled) for name, us in sides.items() if us != compiled}
+    told = [f"{gain} against {name}" for name, gain in gains.items() if gain]
+    yield f"whole model, µs: {', '.join(times)}" + (f" (time {', '.join(told)})" if told else "")
+    if shipped != "tuned":
+        return
+    if whole.tuned_us > whole.unfused_us:
+        yield (
+            f"with its groups the whole model is slower by less than the noise (±{200 * whole.noise:.0f} %), and each "
+            "group was measured faster than its parts: they stay"
+        )
+    if whole.untuned_us is not None and whole.tuned_us > whole.untuned_us:
+        yield (
+            "tuned the whole model is slower than untuned by less than the noise "
+            f"(±{200 * whole.untuned_noise:.0f} %), and no kernel was measured slower: what was tuned stays"
+        )
 
 
 def _write_page(

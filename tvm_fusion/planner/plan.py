@@ -18,7 +18,7 @@ from .schema import read
 SCHEMA = 1
 
 #: Whose kernels a model is compiled to.
-PIPELINES = ("tvm_fusion", "tvm")
+PIPELINES = ("tvm_fusion", "tvm", "untuned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,8 @@ class Plan:
         What products of float32 operands are computed in, one of ``config.FLOAT32_PRODUCTS``.
     pipeline : str
         One of ``PIPELINES``: whose kernels the model is compiled to. ``"tvm"``, TVM's default pipeline, where
-        tuning measured it faster than any plan; there are no groups then.
+        tuning measured it faster than any plan; there are no groups then. ``"untuned"``, those of this package
+        without the records of a work dir, where tuning measured the model faster so.
     numerics : str
         Whether kernels round bfloat16 between their operators, one of ``config.NUMERICS``.
     schema : int
@@ -335,6 +336,8 @@ class Plan:
         ]
         if self.pipeline == "tvm":
             lines.append("  compiled by TVM's default pipeline, which was measured faster")
+        if self.pipeline == "untuned":
+            lines.append("  planned and compiled as without tuning, which was measured faster")
         for g in self.groups:
             lines.append(
                 f"  {g.id}: {' + '.join(g.operators)}"

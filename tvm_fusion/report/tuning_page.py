@@ -225,7 +225,8 @@ def _tiles(summary: Summary) -> Iterable[dict[str, Any]]:
     if summary.shipped != "default":  # how many kernels TVM makes is not known
         yield _tile("kernel launches", "", before, after, str(before), str(after))
     sides = {
-        "unfused": ("unfused", summary.unfused_us), "default": ("TVM's default", summary.default_us),
+        "untuned": ("untuned", summary.untuned_us), "unfused": ("unfused", summary.unfused_us),
+        "default": ("TVM's default", summary.default_us),
     }  # fmt: skip
     ours, us = sides.pop(summary.shipped, ("tuned", summary.tuned_us))
     for label, other in sides.values():

@@ -82,6 +82,10 @@ class Times:
             self.asked.append((proposal, kernel))
         return [self._kernels[kernel_of(p)] for p in proposals]
 
+    def known(self, proposals: Sequence[Proposal]) -> list[TunedKernel | None]:
+        """The kernel of each proposal that was asked about before."""
+        return [self._kernels.get(kernel_of(p)) for p in proposals]
+
     def _new(self, proposal: Proposal, func: object) -> NewKernel | None:
         if not isinstance(func, tirx.PrimFunc):
             message = getattr(func, "error", "") or "it cannot be lowered"
@@ -101,7 +105,7 @@ class Times:
 
     def recall(self, proposals: Sequence[Proposal]) -> list[Timing | None]:
         """Times of proposals as far as they are known."""
-        return self._times([self._kernels.get(kernel_of(p)) for p in proposals])
+        return self._times(self.known(proposals))
 
     def failed(self) -> dict[Kernel, Verdict]:
         """Proposals that are no right kernel so far, and why: not one of the candidates that were tried is right."""

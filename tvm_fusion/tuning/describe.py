@@ -35,7 +35,7 @@ def describe(
         What will be compiled; the session's when absent.
     whole : WholeTimes, optional
         Times of the whole model.
-    shipped : {"tuned", "unfused", "default"}
+    shipped : {"tuned", "unfused", "untuned", "default"}
         What is compiled (see `Tuned`).
     """
     plan = plan or session.plan
@@ -61,6 +61,7 @@ def describe(
         tuned_us=whole.tuned_us if whole else None,
         unfused_us=whole.unfused_us if whole else None,
         default_us=whole.default_us if whole else None,
+        untuned_us=whole.untuned_us if whole else None,
         shipped=shipped,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..compat import Target, tirx, tvm
 from ..devices import TF32
 from ..errors import DatabaseError
+from ..planner.plan import Plan
 from ..schedules.decisions import Decision
 from ..schedules.registry import Lookup
 from .kernels import kernel_digest
@@ -103,6 +104,13 @@ def tuned_records(
     if shipped and TF32 not in target.keys:
         found.append(shipped_trials(arch, tvm.__version__))
     return found
+
+
+def records_for(plan: Plan | None, records: Sequence[TrialSet]) -> list[TrialSet]:
+    """Records that decide a plan's kernels: not a work dir's where tuning measured the model faster without them."""
+    if plan is None or plan.pipeline != "untuned":
+        return list(records)
+    return [trials for trials in records if not isinstance(trials, Records)]
 
 
 def policy_of(mod: tvm.IRModule, target: Target) -> str:

@@ -63,6 +63,8 @@ class Session:
 
     Attributes
     ----------
+    name : str
+        As given.
     variations : list of Variation
         What was explored.
     times : Times
@@ -89,7 +91,7 @@ class Session:
         with target:
             self.mod = tvm.transform.Sequential(before_lowering())(mod)
         self.target, self.config, self.tuner, self.budget = target, config, tuner, budget
-        self._name = name
+        self.name = name
         # As it stands: the compiler lowers these operators, and no others. Groups that the model brings are seen
         # through, as in planning.
         self.graph = from_relax(strip(self.mod)[0]).graph
@@ -172,13 +174,31 @@ class Session:
         kernels = self.times.kernels_of(self._called())
         return all(self.tuner.best(kernel) is not None for kernel in kernels if kernel is not None)
 
-    def with_totals(self, plan: Plan, whole: WholeTimes) -> Plan:
-        """A plan with the times of the whole model."""
+    def with_totals(self, plan: Plan, whole: WholeTimes, side: str = "tuned") -> Plan:
+        """A plan with the times of the whole model: unfused, and as this side."""
+        us = whole.of(side)
         totals = dataclasses.replace(
             plan.totals, measured_us_before=round(whole.unfused_us, 3),
-            measured_us_after=round(whole.tuned_us, 3),
+            measured_us_after=round(us, 3) if us is not None else None,
         )  # fmt: skip
         return dataclasses.replace(plan, totals=totals)
+
+    def without_tuning(self, untuned: Plan, whole: WholeTimes) -> Plan:
+        """The plan of the model as it is without tuning, because the whole model was faster so.
+
+        ``groups`` and ``calls`` are those of this plan from then on, as far as the run has looked at its kernels.
+
+        Parameters
+        ----------
+        untuned : Plan
+            What is planned without a record of the work dir.
+        whole : WholeTimes
+            Times of the whole model.
+        """
+        self.groups = proposals_of(untuned, self.graph)
+        self.calls = self._counted(self.times.known(self._called()))
+        timed = self.with_totals(untuned, whole, "untuned")
+        return dataclasses.replace(timed, pipeline="untuned")
 
     def without_groups(self, plan: Plan, whole: WholeTimes, side: str) -> Plan:
         """A plan that fuses nothing, because the whole model was faster so, or by TVM's default pipeline.
@@ -246,7 +266,7 @@ class Session:
         for _ in range(_AGAIN):
             failed = self.times.failed()
             plan = plan_module(
-                self.mod, self.target, self.config, model=self._name, excluded=failed,
+                self.mod, self.target, self.config, model=self.name, excluded=failed,
                 offered=self._explored(), compiler=self._resources, measure=self.times, recall=self.times.recall,
             )  # fmt: skip
             if failed.keys() == self.times.failed().keys():
@@ -298,6 +318,8 @@ class Session:
 
     def _calls(self) -> list[tuple[TunedKernel, int]]:
         """The kernels of the plan's groups and of what is in none, and how often each is called."""
-        kernels = self.times.kernels_of(self._called())
+        return self._counted(self.times.kernels_of(self._called()))
+
+    def _counted(self, kernels: Iterable[TunedKernel | None]) -> list[tuple[TunedKernel, int]]:
         counts = collections.Counter(k.digest for k in kernels if k is not None)
         return [(self.tuner.kernels[digest], n) for digest, n in counts.items()]

@@ -93,11 +93,12 @@ class Summary:
         What was considered.
     alone : tuple of (str, int)
         Kernels of the model's operators alone, each with how often it comes: they tell models apart.
-    tuned_us, unfused_us, default_us : float or None
+    tuned_us, unfused_us, default_us, untuned_us : float or None
         The whole model timed: with the best plan, with one kernel per operator, by TVM's default
+        pipeline, and as it is compiled without tuning.
+    shipped : {"tuned", "unfused", "untuned", "default"}
+        What is compiled: the best plan, one kernel per operator, what it was without tuning, or TVM's default
         pipeline.
-    shipped : {"tuned", "unfused", "default"}
-        What is compiled: the best plan, one kernel per operator, or TVM's default pipeline.
     date : str
         When, in UTC.
     """
@@ -119,6 +120,7 @@ class Summary:
     tuned_us: float | None = None
     unfused_us: float | None = None
     default_us: float | None = None
+    untuned_us: float | None = None
     shipped: str = "tuned"
     date: str = dataclasses.field(default_factory=now)
 

@@ -15,6 +15,7 @@ from ..config import FusionConfig
 from ..devices import TF32
 from ..errors import DatabaseError, TuningError
 from ..planner.plan import Plan
+from ..schedules import remembering
 from ..schedules.registry import Lookup
 from ..targets import with_variant
 from .allocation import TRIALS
@@ -25,7 +26,8 @@ from .shipped import shipped_trials
 from .summary import load_summaries, save_summary
 from .trials import TrialSet
 from .tuner import BATCH, Budget, Tuner
-from .whole import WholeTimes, time_whole
+from .untuned import untuned_model
+from .whole import Untuned, WholeTimes, time_whole
 from .work_dir import Place, Records, WorkDir, record_arch
 from .workbench import Remote, Workbench, device_of
 
@@ -43,9 +45,10 @@ class Tuned:
         stopped.
     trials : int
         Candidates tried, those of earlier runs included.
-    shipped : {"tuned", "unfused", "default"}
+    shipped : {"tuned", "unfused", "untuned", "default"}
         What is compiled: the plan as tuned, without its groups because the whole model was not faster
-        with them, or by TVM's default pipeline because that was faster than both.
+        with them, what is compiled without tuning because that was faster than both, or TVM's default
+        pipeline because that was faster still.
     stopped : bool
         Whether the run was stopped (``session.tuner.stopping``).
     """
@@ -125,7 +128,7 @@ def tune_model(
         records = place.records()
         device = own_device(records, device)
         tuner = Tuner(with_variant(target), None, None, None, records, device)
-        return _cached(Session(mod, target, config, tuner, budget, name), place)
+        return _cached(Session(mod, target, config, tuner, budget, name), mod, place)
     with _workbench(target, remote, devices, workbench) as bench:
         place.create()  # not before it is known that something can be measured
         records = place.records()
@@ -141,7 +144,7 @@ def tune_model(
     return found
 
 
-def _cached(session: Session, place: Place) -> Tuned:
+def _cached(session: Session, mod: tvm.IRModule, place: Place) -> Tuned:
     """What is on record, without measuring.
 
     Raises
@@ -150,7 +153,7 @@ def _cached(session: Session, place: Place) -> Tuned:
         If something would have to be measured.
     """
     try:
-        return _recalled(session, require_all=True)
+        return _recalled(session, mod, require_all=True)
     except TuningError as error:
         name = session.tuner.device.name
         others = collections.Counter(trial.device for trial in session.tuner.records)
@@ -180,15 +183,20 @@ def _hints(target: Target, records: Records) -> TrialSet:
 
 
 def _finish(session: Session, plan: Plan, mod: tvm.IRModule, lookup: Lookup | None) -> Tuned:
-    """Time the whole model, where that is possible, and take the fastest of fused, not fused, and TVM's own."""
+    """Time the whole model, where that is possible, and take the fastest: tuned, unfused, untuned, or TVM's own."""
     trials, stopped = session.tuner.trials, session.tuner.stopping
     if lookup is None or stopped:
         return Tuned(plan, None, trials, stopped=stopped)
-    whole = time_whole(mod, session.target, plan, lookup)
-    if whole.fastest != "tuned":
-        bare = session.without_groups(plan, whole, whole.fastest)
-        return Tuned(bare, whole, trials, whole.fastest)
-    return Tuned(session.with_totals(plan, whole), whole, trials)
+    with remembering():
+        untuned = _untuned(session, mod)
+        whole = time_whole(mod, session.target, plan, lookup, untuned)
+    if whole.fastest == "tuned":
+        plan = session.with_totals(plan, whole)
+    elif whole.fastest == "untuned":
+        plan = session.without_tuning(untuned.plan, whole)
+    else:
+        plan = session.without_groups(plan, whole, whole.fastest)
+    return Tuned(plan, whole, trials, whole.fastest)
 
 
 class _Watch:
@@ -256,52 +264,28 @@ def plan_from_records(
     device = recorded_device(records, device_of(target, None))
     tuner = Tuner(with_variant(target), None, None, None, records, device)
     session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
-    return _recalled(session).plan
+    return _recalled(session, mod).plan
 
 
-def plan_from_shipped(
-    mod: tvm.IRModule,
-    target: Target,
-    shipped: TrialSet,
-    planned: Plan,
-    *,
-    config: FusionConfig | None = None,
-    name: str = "model",
-) -> Plan:
-    """Plan a canonical module with times that come with the package, where they cover the model.
-
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        Canonical module.
-    target : Target
-        Complete target.
-    shipped : TrialSet
-        What comes with the package for this target.
-    planned : Plan
-        The plan by the cost model; returned as it is where a kernel that it calls is not on record, because measured
-        and predicted times do not compare.
-    config : FusionConfig, optional
-        Strategies and limits.
-    name : str
-        Name of the model in the plan.
-    """
-    device = recorded_device(shipped, device_of(target, None))
-    tuner = Tuner(with_variant(target), None, None, None, shipped, device)
-    session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
-    return session.recall() if session.covers(planned) else planned
-
-
-def _recalled(session: Session, *, require_all: bool = False) -> Tuned:
-    """What the records say; no groups where the last run of this model found another way faster."""
+def _recalled(session: Session, mod: tvm.IRModule, *, require_all: bool = False) -> Tuned:
+    """What the records say; another plan where the last run of this model found another way faster."""
     plan, trials = session.recall(require_all=require_all), session.tuner.trials
     operators, device = alone(session), session.tuner.device.name
     for last in load_summaries(session.tuner.records.folder):
         if last.shipped != "tuned" and (last.alone, last.device) == (operators, device):
-            whole = WholeTimes(last.tuned_us, last.unfused_us, last.default_us)
-            bare = session.without_groups(plan, whole, last.shipped)
-            return Tuned(bare, None, trials, last.shipped)
+            whole = WholeTimes(
+                last.tuned_us, last.unfused_us, last.default_us, untuned_us=last.untuned_us
+            )
+            if last.shipped == "untuned":
+                plan = session.without_tuning(_untuned(session, mod).plan, whole)
+            else:
+                plan = session.without_groups(plan, whole, last.shipped)
+            return Tuned(plan, None, trials, last.shipped)
     return Tuned(plan, None, trials)
+
+
+def _untuned(session: Session, mod: tvm.IRModule) -> Untuned:
+    return untuned_model(mod, session.target, config=session.config, name=session.name)
 
 
 @contextlib.contextmanager

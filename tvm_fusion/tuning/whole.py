@@ -1,4 +1,4 @@
-"""The whole model timed: tuned, unfused, and by TVM's default pipeline."""
+"""The whole model timed: tuned, unfused, untuned, and by TVM's default pipeline."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..build.executable import LoadedModel
 from ..build.inputs import random_array
-from ..build.model import BUILD_ERRORS, build_stock, compile_model, unfused_plan
+from ..build.model import (
+    BUILD_ERRORS,
+    build_stock,
+    compile_model,
+    lower_plan,
+    prepared,
+    unfused_plan,
+)
 from ..build.signature import signature_of
-from ..compat import Target, tvm
+from ..compat import Target, structural_equal, tirx, tvm
 from ..errors import FusionError
 from ..planner.plan import Plan
 from ..schedules import remembering
@@ -35,6 +43,13 @@ _SIGMAS = 2.0
 _DEVIATION, _OF_MEDIAN = 1.4826, 1.2533
 
 
+class Untuned(NamedTuple):
+    """What decides about a model where nothing was tuned: its plan, and what is known of kernels."""
+
+    plan: Plan
+    lookup: Lookup
+
+
 @dataclasses.dataclass(frozen=True)
 class WholeTimes:
     """Median microseconds per call of the whole model.
@@ -48,7 +63,12 @@ class WholeTimes:
         not those of the model within tolerance (it adds up float16 in float16).
     noise, default_noise : float
         Standard errors, relative: of the unfused time against the tuned, and of TVM's default
-        against the faster of these.
+        against the fastest of ours.
+    untuned_us : float or None
+        What is compiled without a record of the work dir; None where that was not timed, or is wrong.
+    untuned_noise : float
+        Standard error, relative, of the untuned time against the tuned, or against the unfused where that is taken
+        instead.
     """
 
     tuned_us: float
@@ -56,57 +76,90 @@ class WholeTimes:
     default_us: float | None = None
     noise: float = 0.0
     default_noise: float = 0.0
+    untuned_us: float | None = None
+    untuned_noise: float = 0.0
 
     @staticmethod
-    def of_samples(samples: Sequence[Sequence[float]]) -> WholeTimes:
-        """Summarise measurements in seconds, one list for each side; the same round at the same place.
+    def of_samples(samples: Mapping[str, Sequence[float]]) -> WholeTimes:
+        """Summarise measurements in seconds by side; the same round at the same place.
 
-        Sides: tuned and unfused, or one for both; then perhaps TVM's default.
+        Sides: tuned and unfused, perhaps untuned, perhaps TVM's default. Those of the same code have the same ones.
         """
-        tuned, unfused, *default = samples
-        times = [1e6 * statistics.median(side) for side in samples]
-        faster = tuned if times[0] <= times[1] else unfused
-        return WholeTimes(
-            *times, noise=_noise(unfused, tuned),
-            default_noise=_noise(default[0], faster) if default else 0.0,
-        )  # fmt: skip
+        times = {side: 1e6 * statistics.median(found) for side, found in samples.items()}
+        whole = WholeTimes(**{f"{side}_us": us for side, us in times.items()})
+        whole = dataclasses.replace(whole, noise=_noise(samples["unfused"], samples["tuned"]))
+        if "untuned" in samples:
+            noise = _noise(samples["untuned"], samples[whole._best_tuned])
+            whole = dataclasses.replace(whole, untuned_noise=noise)
+        if "default" in samples:
+            fastest = min(samples.keys() - {"default"}, key=lambda side: (times[side], side))
+            noise = _noise(samples["default"], samples[fastest])
+            whole = dataclasses.replace(whole, default_noise=noise)
+        return whole
 
     @property
-    def fastest(self) -> str:
-        """What is compiled: ``"tuned"``, ``"unfused"``, or ``"default"`` if that is clearly faster than both.
+    def _best_tuned(self) -> str:
+        """Each kernel of the tuned plan was measured to be faster than its parts.
 
-        Each kernel of the tuned plan was measured to be faster than its parts. So the plan has its groups unless the
-        whole model is slower with them by more than the noise.
+        So the plan has its groups unless the whole model is slower with them by more than the noise.
         """
-        ours = min(self.tuned_us, self.unfused_us)
-        if self.default_us is not None:
-            ratio = self.default_us / ours
-            if ratio < _CLEARLY and ratio < 1 - _SIGMAS * self.default_noise:
-                return "default"
         slower = self.unfused_us < self.tuned_us * (1 - _SIGMAS * self.noise)
         return "unfused" if slower else "tuned"
 
-    def is_settled(self, *, one: bool = False) -> bool:
+    @property
+    def _best_us(self) -> float:
+        """Least time of those that are not TVM's default."""
+        times = (self.tuned_us, self.unfused_us, self.untuned_us)
+        return min(us for us in times if us is not None)
+
+    @property
+    def fastest(self) -> str:
+        """What is compiled: ``"tuned"``, ``"unfused"``, ``"untuned"``, or ``"default"`` if that is clearly faster.
+
+        Each kernel was measured to be no slower than its untuned one. So what was tuned counts unless the whole model
+        is slower with it by more than the noise.
+        """
+        if self.default_us is not None:
+            ratio = self.default_us / self._best_us
+            if ratio < _CLEARLY and ratio < 1 - _SIGMAS * self.default_noise:
+                return "default"
+        best = self._best_tuned
+        us = self.unfused_us if best == "unfused" else self.tuned_us
+        if self.untuned_us is not None and self.untuned_us < us * (
+            1 - _SIGMAS * self.untuned_noise
+        ):
+            return "untuned"
+        return best
+
+    def is_settled(self, same: Mapping[str, str]) -> bool:
         """Whether more measurements would hardly change what is fastest.
 
         They may where a limit is within the noise, and where the whole model contradicts its kernels.
 
         Parameters
         ----------
-        one : bool
-            Whether tuned and unfused are the same code.
+        same : mapping of str to str
+            Sides that are the same code as another one.
         """
         if self.default_us is not None:
-            ratio = self.default_us / min(self.tuned_us, self.unfused_us)
+            ratio = self.default_us / self._best_us
             if abs(ratio - _CLEARLY) <= _SIGMAS * self.default_noise:
                 return False
             if self.fastest == "default":
                 return True
-        return one or self.tuned_us < self.unfused_us * (1 - _SIGMAS * self.noise)
+        others = {"unfused": (self.unfused_us, self.noise)}
+        if self.untuned_us is not None:
+            others["untuned"] = (self.untuned_us, self.untuned_noise)
+        return all(
+            same.get(side) == "tuned" or self.tuned_us < us * (1 - _SIGMAS * noise)
+            for side, (us, noise) in others.items()
+        )
 
     def of(self, side: str) -> float | None:
         """Microseconds of a side by its name."""
-        return {"tuned": self.tuned_us, "unfused": self.unfused_us}.get(side, self.default_us)
+        return {
+            "tuned": self.tuned_us, "unfused": self.unfused_us, "untuned": self.untuned_us,
+        }.get(side, self.default_us)  # fmt: skip
 
 
 def _noise(one: Sequence[float], other: Sequence[float]) -> float:
@@ -118,7 +171,13 @@ def _noise(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def time_whole(
-    mod: tvm.IRModule, target: Target, plan: Plan, lookup: Lookup, *, seed: int = 0
+    mod: tvm.IRModule,
+    target: Target,
+    plan: Plan,
+    lookup: Lookup,
+    untuned: Untuned | None = None,
+    *,
+    seed: int = 0,
 ) -> WholeTimes:
     """Compile and time a model on this machine, its sides interleaved.
 
@@ -134,67 +193,126 @@ def time_whole(
         The tuned plan. Without groups, tuned and unfused are one.
     lookup : callable
         What was tuned (see ``registry.deciding_by``).
+    untuned : Untuned, optional
+        What is compiled without it. Where that is the code of another side, it is not timed twice.
     seed : int
         Seed of the inputs.
     """
-    plans = [plan, unfused_plan(plan)] if plan.groups else [plan]
-    with remembering(), deciding_by(lookup):
-        sides: list[LoadedModel] = [compile_model(mod, target, plan=chosen) for chosen in plans]
-    stock = _stock(mod, target, plan, sides[-1], seed)
+    bare = unfused_plan(plan)
+    same: dict[str, str] = {}
+    sides: dict[str, LoadedModel] = {}
+    with remembering():
+        with deciding_by(lookup):
+            sides["tuned"] = compile_model(mod, target, plan=plan)
+            if plan.groups:
+                sides["unfused"] = compile_model(mod, target, plan=bare)
+            else:
+                same["unfused"] = "tuned"
+        reference = sides.get("unfused", sides["tuned"])
+        if untuned is not None:
+            ways = {"tuned": Untuned(plan, lookup), "unfused": Untuned(bare, lookup)}
+            twin = next((n for n in sides if _same(mod, target, ways[n], untuned)), "")
+            if twin:
+                same["untuned"] = twin
+            elif (side := _untuned(mod, target, untuned, reference, seed)) is not None:
+                sides["untuned"] = side
+    stock = _stock(mod, target, plan, reference, seed)
     if stock is not None:
-        sides.append(stock)
+        sides["default"] = stock
     rng = np.random.default_rng(seed)
-    arrays = [random_array(spec, rng) for spec in sides[0].signature.inputs]
+    arrays = [random_array(spec, rng) for spec in reference.signature.inputs]
     with device_lock(device_name(target.kind.name, 0)):
-        return _settle(sides, arrays, one=not plan.groups)
+        return _settle(sides, arrays, same=same)
 
 
 def _settle(
-    sides: Sequence[LoadedModel],
+    sides: Mapping[str, LoadedModel],
     arrays: Sequence[Any],
     *,
-    one: bool = False,
+    same: Mapping[str, str],
     clock: Callable[[], float] = time.monotonic,
 ) -> WholeTimes:
     """Time the sides in turns until it is clear which one is fastest, or they are equal as far as one can tell.
 
     Parameters
     ----------
-    sides : sequence of LoadedModel
-        Tuned, unfused unless ``one``, and perhaps TVM's default.
+    sides : mapping of str to LoadedModel
+        Tuned; unfused and untuned unless they are the ``same``; perhaps TVM's default.
     arrays : sequence
         Inputs.
-    one : bool
-        Whether tuned and unfused are the same code.
+    same : mapping of str to str
+        Sides that are the same code as another one, which is timed.
     clock : callable
         Seconds that go by.
     """
-    numbers = []
-    for side in sides:
+    numbers = {}
+    for name, side in sides.items():
         side.time(*arrays)  # warm up: first calls allocate, load and capture
         once = max(1e-6, min(side.time(*arrays)))
-        numbers.append(max(1, math.ceil(_SECONDS / once)))
-    samples: list[list[float]] = [[] for _ in sides]
+        numbers[name] = max(1, math.ceil(_SECONDS / once))
+    samples: dict[str, list[float]] = {name: [] for name in sides}
     begin = clock()
     for _ in range(_MOST_BLOCKS):
         for _ in range(_ROUNDS):
-            for side, number, found in zip(sides, numbers, samples, strict=True):
-                found += side.time(*arrays, number=number, repeat=1)
-        whole = WholeTimes.of_samples([samples[0], *samples] if one else samples)
-        if whole.is_settled(one=one) or clock() - begin > _PATIENCE:
+            for name, side in sides.items():
+                samples[name] += side.time(*arrays, number=numbers[name], repeat=1)
+        twins = {name: samples[other] for name, other in same.items()}
+        whole = WholeTimes.of_samples({**samples, **twins})
+        if whole.is_settled(same) or clock() - begin > _PATIENCE:
             break
     return whole
 
 
-def _stock(
-    mod: tvm.IRModule, target: Target, plan: Plan, unfused: LoadedModel, seed: int
+def _same(mod: tvm.IRModule, target: Target, one: Untuned, other: Untuned) -> bool:
+    """Whether two ways to compile a model come to the same kernels."""
+    groups = [{frozenset(group.nodes) for group in way.plan.groups} for way in (one, other)]
+    if groups[0] != groups[1]:
+        return False
+    found = [_kernels(mod, target, way) for way in (one, other)]
+    return found[0].keys() == found[1].keys() and all(
+        structural_equal(func, found[1][name]) for name, func in found[0].items()
+    )
+
+
+def _kernels(mod: tvm.IRModule, target: Target, way: Untuned) -> dict[str, tirx.PrimFunc]:
+    """The scheduled functions of a model by name."""
+    with deciding_by(way.lookup), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # compiling tells the same
+        lowered = lower_plan(prepared(mod, target), way.plan, target)
+    functions = lowered.mod.functions_items()
+    return {gv.name_hint: func for gv, func in functions if isinstance(func, tirx.PrimFunc)}
+
+
+def _untuned(
+    mod: tvm.IRModule, target: Target, untuned: Untuned, reference: LoadedModel, seed: int
 ) -> LoadedModel | None:
-    """TVM's default pipeline; None where it does not compile the model, or not exactly enough."""
-    signature = signature_of(mod, target)
+    """The model as without tuning; None where that does not compile, or not exactly enough."""
     try:
-        stock = LoadedModel(build_stock(mod, target), signature)
-        tolerance = tolerance_of(plan, target, MODEL_TOLERANCE)
-        found = compare("model", (), unfused, stock, signature, tolerance, 1, seed)
+        with deciding_by(untuned.lookup), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of groups that nobody asked for
+            side = compile_model(mod, target, plan=untuned.plan)
+        agrees = _agree(untuned.plan, target, reference, side, seed)
     except (FusionError, *BUILD_ERRORS):
         return None
-    return stock if found.passed else None
+    return side if agrees else None
+
+
+def _stock(
+    mod: tvm.IRModule, target: Target, plan: Plan, reference: LoadedModel, seed: int
+) -> LoadedModel | None:
+    """TVM's default pipeline; None where it does not compile the model, or not exactly enough."""
+    try:
+        stock = LoadedModel(build_stock(mod, target), signature_of(mod, target))
+        agrees = _agree(plan, target, reference, stock, seed)
+    except (FusionError, *BUILD_ERRORS):
+        return None
+    return stock if agrees else None
+
+
+def _agree(
+    plan: Plan, target: Target, reference: LoadedModel, other: LoadedModel, seed: int
+) -> bool:
+    """Whether a model's results are those of another way to compile it, whose kernels were checked."""
+    tolerance = tolerance_of(plan, target, MODEL_TOLERANCE)
+    signature = reference.signature
+    return compare("model", (), reference, other, signature, tolerance, 1, seed).passed
