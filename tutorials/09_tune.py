@@ -201,5 +201,6 @@ assert len(rows) == 3 and all(r["ours_us"] < r["untuned_us"] for r in networks)
 #   not be surprised if *tuned* is no faster than *untuned* above. A network on a GPU of its own wants a
 #   thousand. What matters here is that each decision can be traced to a measurement.
 # - The sum of the kernels' times is not the time of the model: launches and the machine's other work come on
-#   top. That is why the whole model is timed last, and why it decides.
+#   top. That is why the whole model is timed last, and why it decides: where it is faster without groups, without
+#   what was tuned or by TVM's own pipeline, by more than the noise, `tune` and `compile` keep to that.
 # - Records count for this kind of processor, this arch and this version of TVM, and for no other.

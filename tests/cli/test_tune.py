@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -490,6 +491,35 @@ def test_a_work_dir_without_records_is_an_error(model, tmp_path, capsys) -> None
         line = error_line([command[0], model, *SHAPE, *command[1:], *work], capsys)
         assert "holds no records of" in line and "tvm-fusion tune --work-dir makes them" in line
     assert not (tmp_path / "none").exists()
+
+
+def onnx_file(folder: Path, operator: str, **attributes) -> str:
+    """A model of one operator on a vector."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["y"], **attributes)], "one",
+        [value("x", TensorProto.FLOAT, [16])], [value("y", TensorProto.FLOAT, [16])],
+    )  # fmt: skip
+    file = folder / "one.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), file)
+    return str(file)
+
+
+def test_what_is_said_to_come_next_works_without_a_trial(tmp_path, faked, capsys) -> None:
+    """Of a model without kernels, and of a run that had no time to try anything."""
+    for operator, more in (("Identity", []), ("Relu", ["--minutes", "1e-9"])):
+        model, work = onnx_file(tmp_path, operator), tmp_path / operator
+        assert main(["tune", model, "--work-dir", str(work), *more]) == 0
+        out = capsys.readouterr().out
+        assert "tuned: 0 trials of" in out
+        words = shlex.split(out.splitlines()[-1].removeprefix("compile it: tvm-fusion "))
+        assert main([*words[:-1], str(tmp_path / "one.so")]) == 0
+        assert (tmp_path / "one.so").exists()
+        capsys.readouterr()
+        # The folder of another type has nothing, still.
+        wrong = [*words[:-1], str(tmp_path / "two.so"), "--dtype", "float16"]
+        assert "holds no records of" in error_line(wrong, capsys)
 
 
 def test_the_number_of_trials_in_the_help(capsys) -> None:

@@ -63,9 +63,10 @@ def plan_line(state: Overview) -> str:
 def progress_line(state: Overview) -> str:
     """The run in one line of a log."""
     left = f", {clock(state.seconds_left)} left" if math.isfinite(state.seconds_left) else ""
+    kernels = f"{len(state.kernels)} kernel{'s' * (len(state.kernels) != 1)}"
     return (
-        f"{clock(state.seconds)} {state.trials} of {state.budget} trials, "
-        f"{len(state.kernels)} kernels{left}; {plan_line(state)}"
+        f"{clock(state.seconds)} {state.trials} of {state.budget} trials, {kernels}{left}; "
+        f"{plan_line(state)}"
     )
 
 

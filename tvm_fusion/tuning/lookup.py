@@ -14,6 +14,7 @@ from ..schedules.decisions import Decision
 from ..schedules.registry import Lookup
 from .kernels import kernel_digest
 from .shipped import shipped_trials
+from .summary import load_summaries
 from .trials import Trial, TrialSet
 from .tuner import Device
 from .work_dir import Records, WorkDir, dtype_policy, record_arch
@@ -87,14 +88,15 @@ def tuned_records(
     Raises
     ------
     DatabaseError
-        If the work dir holds no records of this target and these dtypes.
+        If nothing was tuned in the work dir for this target and these dtypes. A run without trials is one: of a model
+        without kernels, or with too little time.
     """
     arch = record_arch(target.attrs)
     found: list[TrialSet] = []
     if work_dir is not None:
         dtypes = policy_of(mod, target)
         own = WorkDir(work_dir).place(arch, dtypes).records()
-        if not len(own):
+        if not len(own) and not load_summaries(own.folder):
             raise DatabaseError(
                 f"work dir {work_dir} holds no records of {arch} and {dtypes} for this version of "
                 "TVM; tvm-fusion tune --work-dir makes them"
