@@ -71,7 +71,9 @@ first = time.perf_counter() - started
 print(f"{first:.0f} s")
 print(plan)
 measured = [group for group in plan.groups if group.evidence == "measured"]
-assert len(measured) == len(plan.groups)
+# Else the whole model was faster as it was before, or by TVM's own pipeline.
+if plan.pipeline == "tvm_fusion":
+    assert len(measured) == len(plan.groups)
 
 # %% [markdown]
 # Every trial is a line in a file: which kernel, which template, what it decided, whether the result was
