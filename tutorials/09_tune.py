@@ -176,8 +176,9 @@ table(
 # serves:
 #
 # ```sh
-# python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190 python -m tvm.exec.rpc_server --tracker HOST:9190
-# --key h200 tvm-fusion tune model.onnx --work-dir tuned --target cuda:sm_90a --rpc HOST:9190 --key h200
+# python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190
+# python -m tvm.exec.rpc_server --tracker HOST:9190 --key h200
+# tvm-fusion tune model.onnx --work-dir tuned --target cuda:sm_90a --rpc HOST:9190 --key h200
 # ```
 #
 # These need hardware, so they are not run here; `docs/tuning.md` has the details. What was recorded of the first, for

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from tvm_fusion.cli import main
+from tvm_fusion.cli import db, main
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.tuning.corrections import save_models
 from tvm_fusion.tuning.refit import Correction
@@ -146,6 +147,21 @@ def test_records_are_not_replaced(work: Path, command: str, name: str, capsys) -
     assert (folder / "trials.jsonl").read_bytes() == before and not (
         folder / "models/new.json"
     ).exists()
+
+
+def test_an_export_that_cannot_be_written_names_its_file(
+    work: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """Not the file beside it that takes its place when it is whole."""
+
+    def write_text(file: Path, text: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(file))
+
+    monkeypatch.setattr(db, "write_text", write_text)
+    told = out(capsys, 2, "export", work, "-o", tmp_path / "best.jsonl")
+    place = f"{tmp_path / 'best.jsonl'}; name a place that can be written to"
+    assert told == f"tvm-fusion: Read-only file system: {place}\n"
+    assert not list(tmp_path.glob("*.jsonl*"))
 
 
 def test_prune(work: Path, capsys) -> None:

@@ -171,7 +171,8 @@ def test_a_full_disk_keeps_trials_in_memory_and_writes_them_later(file: Path, mo
             with pytest.raises(FusionError) as caught:
                 records.add(trial(rows=rows, us=1.0 / rows))
     assert str(caught.value) == (
-        f"cannot write {file}: No space left on device; 2 of the 3 trials are in memory only"
+        f"cannot write {file}: No space left on device; make room, or name another work dir; 2 of the 3 trials are in "
+        "memory only"
     )
     assert records.best("k0") == trial(rows=3, us=1.0 / 3)
     assert list(Records(file, "sm_90")) == [trial(rows=1)]
@@ -232,7 +233,8 @@ def test_a_work_dir_that_is_not_writable(tmp_path: Path, monkeypatch) -> None:
         return real(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DatabaseError, match=r"^cannot write .*trials.jsonl: Permission denied$"):
+    told = r"^cannot write .*trials.jsonl: Permission denied; make it writable, or name another work dir$"
+    with pytest.raises(DatabaseError, match=told):
         work.open("sm_90", "float16")
 
     def fail(*_: object, **__: object) -> None:

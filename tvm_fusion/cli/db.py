@@ -161,6 +161,8 @@ def export_records(
     try:
         write_text(fresh, text)
         os.replace(fresh, output)
+    except OSError as error:  # nobody knows the other name
+        raise OSError(error.errno, error.strerror, str(output)) from error
     finally:
         fresh.unlink(missing_ok=True)
     count = len(text.splitlines())

@@ -7,6 +7,7 @@ is what a killed writer left. Nothing is ever half written: a write that fails i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,11 @@ from typing import NamedTuple
 
 from ..errors import DatabaseError
 from .trials import parse_line
+
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room, or "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it writable, or "),
+}
 
 
 class News(NamedTuple):
@@ -88,7 +94,7 @@ class Journal:
                     os.ftruncate(fd, size)
                     raise
         except OSError as error:
-            raise DatabaseError(f"cannot write {self.path}: {error.strerror}") from error
+            raise DatabaseError(_unwritable(self.path, error)) from error
 
     def rewrite(self, change: Callable[[list[bytes]], list[bytes]]) -> bool:
         """Replace the lines by what a function makes of them; other processes wait meanwhile.
@@ -118,7 +124,7 @@ class Journal:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise DatabaseError(f"cannot write {self.path}: {error.strerror}") from error
+            raise DatabaseError(_unwritable(self.path, error)) from error
         return torn
 
     def _news(self, fd: int) -> News:
@@ -145,6 +151,12 @@ class Journal:
                     return
             finally:
                 os.close(fd)
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    """Why a file cannot be written, and what to do."""
+    advice = _ADVICE.get(error.errno or 0, "")
+    return f"cannot write {path}: {error.strerror}; {advice}name another work dir"
 
 
 def _is_at(fd: int, path: Path) -> bool:

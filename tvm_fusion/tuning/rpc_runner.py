@@ -92,7 +92,7 @@ class RpcRunner:
         except (OSError, RuntimeError) as err:
             raise TuningError(
                 f"there is no RPC tracker at {self._host}:{self._port} ({err}); start one with "
-                f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self._port}`"
+                f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self._port} --port-end {self._port + 1}`"
             ) from err
         names = (info.get("key") for info in found["server_info"])
         return sum(name == f"server:{self._key}" for name in names)
