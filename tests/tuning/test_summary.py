@@ -260,6 +260,26 @@ def test_what_was_tuned_and_did_not_pay_stays_out_later_too(tmp_path, faked, mon
     assert plan_from_records(other, TARGET, records).pipeline == "tvm_fusion"
 
 
+@pytest.mark.parametrize("first", ["untuned", "unfused", "default", "tuned"])
+def test_of_a_model_with_two_names_the_last_run_decides(tmp_path, faked, monkeypatch, first):
+    other_groups(monkeypatch)
+    ways = {
+        "untuned": WholeTimes(70.0, 90.0, untuned_us=50.0), "unfused": WholeTimes(70.0, 60.0),
+        "default": WholeTimes(70.0, 90.0, 40.0), "tuned": WholeTimes(70.0, 90.0),
+    }  # fmt: skip
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    for names in ("ab", "dc"):  # whichever comes first in the folder
+        for name, way in zip(
+            names, (first, "tuned" if first != "tuned" else "untuned"), strict=True
+        ):
+            faked.whole = ways[way]
+            found = tune_model(module(), TARGET, tmp_path, trials=30, name=name)
+            assert found.shipped == way
+            records.refresh()
+            assert plan_from_records(module(), TARGET, records).pipeline == found.plan.pipeline
+            assert tune_model(module(), TARGET, tmp_path, require_cached=True).shipped == way
+
+
 def test_times_of_another_device_are_better_than_none(tmp_path, faked):
     tune_model(module(), TARGET, tmp_path, trials=20)
     records = WorkDir(tmp_path).open("x86_64", "float32")

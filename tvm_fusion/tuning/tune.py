@@ -270,18 +270,19 @@ def plan_from_records(
 def _recalled(session: Session, mod: tvm.IRModule, *, require_all: bool = False) -> Tuned:
     """What the records say; another plan where the last run of this model found another way faster."""
     plan, trials = session.recall(require_all=require_all), session.tuner.trials
-    operators, device = alone(session), session.tuner.device.name
-    for last in load_summaries(session.tuner.records.folder):
-        if last.shipped != "tuned" and (last.alone, last.device) == (operators, device):
-            whole = WholeTimes(
-                last.tuned_us, last.unfused_us, last.default_us, untuned_us=last.untuned_us
-            )
-            if last.shipped == "untuned":
-                plan = session.without_tuning(_untuned(session, mod).plan, whole)
-            else:
-                plan = session.without_groups(plan, whole, last.shipped)
-            return Tuned(plan, None, trials, last.shipped)
-    return Tuned(plan, None, trials)
+    own = alone(session), session.tuner.device.name
+    timed = [last for last in load_summaries(session.tuner.records.folder) if last.tuned_us]
+    # It may have been tuned by several names.
+    runs = [last for last in timed if (last.alone, last.device) == own]
+    last = max(runs, key=lambda run: run.date, default=None)
+    if last is None or last.shipped == "tuned":
+        return Tuned(plan, None, trials)
+    whole = WholeTimes(last.tuned_us, last.unfused_us, last.default_us, untuned_us=last.untuned_us)
+    if last.shipped == "untuned":
+        plan = session.without_tuning(_untuned(session, mod).plan, whole)
+    else:
+        plan = session.without_groups(plan, whole, last.shipped)
+    return Tuned(plan, None, trials, last.shipped)
 
 
 def _untuned(session: Session, mod: tvm.IRModule) -> Untuned:
