@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 
+from tvm_fusion.config import FusionConfig
 from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.frontend.canonical import canonicalize
 from tvm_fusion.targets import parse_target
@@ -258,6 +259,22 @@ def test_what_was_tuned_and_did_not_pay_stays_out_later_too(tmp_path, faked, mon
     x = b.input("image", (1, 8, 12, 12))
     other = canonicalize(b.finish(b.relu("r", b.conv("c", x, 8))))
     assert plan_from_records(other, TARGET, records).pipeline == "tvm_fusion"
+
+
+@pytest.mark.parametrize("way", ["untuned", "unfused", "default"])
+def test_what_was_timed_says_nothing_of_another_configuration(tmp_path, faked, way):
+    times = {"untuned_us": 50.0} if way == "untuned" else {}
+    faked.whole = WholeTimes(
+        70.0, 60.0 if way == "unfused" else 90.0, 40.0 if way == "default" else None, **times
+    )
+    vertical = FusionConfig(strategies=("vertical",))
+    assert tune_model(module(), TARGET, tmp_path, trials=30, config=vertical).shipped == way
+    records = WorkDir(tmp_path).open("x86_64", "float32")
+    for config, counts in ((vertical, True), (None, False)):
+        plan = plan_from_records(module(), TARGET, records, config=config)
+        assert (plan.pipeline == PIPELINE.get(way) or not plan.groups) is counts
+        found = tune_model(module(), TARGET, tmp_path, require_cached=True, config=config)
+        assert found.shipped == (way if counts else "tuned")
 
 
 @pytest.mark.parametrize("first", ["untuned", "unfused", "default", "tuned"])

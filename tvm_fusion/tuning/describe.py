@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import json
 import math
 
+from ..config import FusionConfig
 from ..planner.plan import Plan
 from ..strategies.base import Proposal
 from .depths import Chain, Row, chains
@@ -63,6 +66,7 @@ def describe(
         default_us=whole.default_us if whole else None,
         untuned_us=whole.untuned_us if whole else None,
         shipped=shipped,
+        options=options(session),
     )
 
 
@@ -70,6 +74,13 @@ def alone(session: Session) -> tuple[tuple[str, int], ...]:
     """Kernels of the operators alone, each with how often it comes, sorted."""
     counts = collections.Counter(kernel.digest for kernel in single_kernels(session).values())
     return tuple(sorted(counts.items()))
+
+
+def options(session: Session) -> tuple[tuple[str, str], ...]:
+    """What the configuration says otherwise than the default one: what was timed with it says nothing of another."""
+    default = dataclasses.asdict(FusionConfig())
+    own = sorted(dataclasses.asdict(session.config).items())
+    return tuple((n, json.dumps(v, sort_keys=True)) for n, v in own if v != default[n])
 
 
 def _note(view: KernelView) -> KernelNote:

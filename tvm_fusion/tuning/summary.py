@@ -99,6 +99,8 @@ class Summary:
     shipped : {"tuned", "unfused", "untuned", "default"}
         What is compiled: the best plan, one kernel per operator, what it was without tuning, or TVM's default
         pipeline.
+    options : tuple of (str, str)
+        What the configuration says otherwise than the default one, as JSON by name.
     date : str
         When, in UTC.
     """
@@ -122,6 +124,7 @@ class Summary:
     default_us: float | None = None
     untuned_us: float | None = None
     shipped: str = "tuned"
+    options: tuple[tuple[str, str], ...] = ()
     date: str = dataclasses.field(default_factory=now)
 
     def to_json(self) -> str:

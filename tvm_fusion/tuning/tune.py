@@ -19,7 +19,7 @@ from ..schedules import remembering
 from ..schedules.registry import Lookup
 from ..targets import with_variant
 from .allocation import TRIALS
-from .describe import alone, describe
+from .describe import alone, describe, options
 from .lookup import lookup_in, own_device, policy_of, recorded_device
 from .session import Session
 from .shipped import shipped_trials
@@ -270,10 +270,10 @@ def plan_from_records(
 def _recalled(session: Session, mod: tvm.IRModule, *, require_all: bool = False) -> Tuned:
     """What the records say; another plan where the last run of this model found another way faster."""
     plan, trials = session.recall(require_all=require_all), session.tuner.trials
-    own = alone(session), session.tuner.device.name
+    own = alone(session), session.tuner.device.name, options(session)
     timed = [last for last in load_summaries(session.tuner.records.folder) if last.tuned_us]
     # It may have been tuned by several names.
-    runs = [last for last in timed if (last.alone, last.device) == own]
+    runs = [last for last in timed if (last.alone, last.device, last.options) == own]
     last = max(runs, key=lambda run: run.date, default=None)
     if last is None or last.shipped == "tuned":
         return Tuned(plan, None, trials)
