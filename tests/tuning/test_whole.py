@@ -121,7 +121,7 @@ def test_untuned_of_the_same_code_is_not_timed_twice(monkeypatch, known):
     lookup = tuned_lookup(0) if known else lambda *_: None
     found, compiled, sides, same = timed_with_untuned(monkeypatch, lookup)
     assert sides == ["tuned", "unfused", "default"] and same == {"untuned": "tuned"}
-    assert found.untuned_us == found.tuned_us and found.untuned_noise == 0 and len(compiled) == 2
+    assert found.untuned_us == found.tuned_us and len(compiled) == 2
     assert found.fastest != "untuned"
 
 
