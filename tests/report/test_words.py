@@ -79,6 +79,10 @@ def test_the_search(plan) -> None:
     several = told(search=Search(4, 3, 1, 1.25))
     assert several.endswith("3 solved to the least predicted time, 1 within 1.2 µs of it")
     assert told(pipeline="tvm") == "none: TVM's default pipeline was measured faster than any plan"
+    untuned = "as without tuning, which was measured faster"
+    assert told(pipeline="untuned", search=Search()) == untuned
+    assert told(pipeline="untuned", search=Search(2, 2)).endswith(f"predicted time; {untuned}")
+    assert untuned not in told(search=Search(2, 2))
 
 
 def test_accuracy_is_the_mean_relative_error(plan) -> None:

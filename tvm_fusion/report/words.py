@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -130,6 +131,10 @@ def search_in_words(plan: Plan) -> str:
     """How the groups were chosen, in a sentence; empty if the plan does not say."""
     if plan.pipeline == "tvm":
         return "none: TVM's default pipeline was measured faster than any plan"
+    if plan.pipeline == "untuned":
+        untuned = dataclasses.replace(plan, pipeline="tvm_fusion")
+        told = (search_in_words(untuned), "as without tuning, which was measured faster")
+        return "; ".join(filter(None, told))
     search = plan.search
     if not search.regions:
         return ""
