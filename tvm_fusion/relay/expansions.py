@@ -70,6 +70,30 @@ def logarithm(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any])
     return chain.last("multiply", [result, scale], relay.multiply(natural, constant))
 
 
+def away_from_zero(
+    builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]
+) -> Structure | None:
+    """The nearest whole number, halves away from zero, by what today's TVM computes alike."""
+    (data,) = args
+    if "float" not in data.dtype:
+        return data
+    chain, x, shape = Expansion(builder, call), call.args[0], data.shape
+    truncated = relay.trunc(x)
+    whole = chain.step("trunc", [data], truncated, shape)
+    difference = relay.subtract(x, truncated)
+    rest = chain.step("subtract", [data, whole], difference, shape)
+    distance = relay.abs(difference)
+    size = chain.step("abs", [rest], distance, shape)
+    constant, half = number(0.5, data.dtype)
+    condition = relay.greater_equal(distance, constant)
+    further = chain.step("greater_equal", [size, half], condition, shape, dtype="bool")
+    signs = relay.sign(x)
+    sign = chain.step("sign", [data], signs, shape)
+    sum_ = relay.add(truncated, signs)
+    above = chain.step("add", [whole, sign], sum_, shape)
+    return chain.last("where", [further, above, whole], relay.where(condition, sum_, truncated))
+
+
 def variance(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure | None:
     """The mean of the squared distances from a mean that is given."""
     data, mean = args

@@ -22,6 +22,12 @@ def pools_by_equal_windows(random: np.random.RandomState) -> tvm.IRModule:
 
 
 @case
+def rounded(random: np.random.RandomState) -> tvm.IRModule:
+    v = matrix()
+    return behind_relu(relay.round(v), v)
+
+
+@case
 def shapes_of_others(random: np.random.RandomState) -> tvm.IRModule:
     """The tensor that gives a shape is not read."""
     v, small, long = matrix(), relay.var("small", shape=(3, 5)), relay.var("long", shape=(2, 4, 8))

@@ -431,7 +431,27 @@ def annotated(b):
     b.out(relay.concatenate([joined, third], axis=1))
 
 
-NETWORKS = (mobilenet_v2, bert, control, annotated)
+def forms(b):
+    """Forms of operators that TVM 0.27 computes otherwise; see test_relay_forms.py."""
+    x, halves = b.input(2, 4, 3, 8), b.input(4, 6, low=-7, high=7, dtype="int32")
+    rows, chosen = b.input(3, 3), relay.less(b.input(3), relay.const(0.0))
+    for factors in ({"center": False}, {"scale": False}):
+        b.out(relay.nn.layer_norm(x, b.weight(8), b.weight(8), **factors))
+        b.out(relay.nn.instance_norm(x, b.weight(4), b.weight(4), **factors))
+        b.out(relay.nn.group_norm(x, b.weight(4), b.weight(4), num_groups=2, **factors))
+    b.out(relay.nn.group_norm(x, b.weight(8), b.weight(8), num_groups=1, axis=3))
+    halved = relay.divide(relay.cast(halves, "float32"), relay.const(2.0))
+    b.out(relay.round(halved), relay.cast(relay.round(relay.cast(halved, "float16")), "float32"))
+    b.out(relay.where(chosen, rows, relay.negative(rows)))
+    b.out(relay.equal(chosen, relay.logical_not(chosen)), relay.not_equal(chosen, chosen))
+    b.out(relay.strided_slice(x, [0, 1, 0], [2, 4, 3], strides=[2]))
+    for mode in ("half_pixel", "asymmetric", "align_corners"):
+        for size in ((6, 16), (3, 12), (2, 7), (4, 9)):
+            b.out(relay.image.resize2d(x, size, method="nearest_neighbor", coordinate_transformation_mode=mode,
+                                       rounding_method="round"))  # fmt: skip
+
+
+NETWORKS = (mobilenet_v2, bert, control, annotated, forms)
 
 
 def workload(name):

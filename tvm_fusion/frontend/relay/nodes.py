@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,7 +80,10 @@ class NodeTable:
 
     def text(self, index: int) -> str:
         """Return the text of a String or the name of an Op."""
-        text = self._node(index).get("repr_str", "")
+        node = self._node(index)
+        text = node.get("repr_str", "")
+        if "repr_b64" in node:
+            text = _encoded_text(node["repr_b64"])
         if not isinstance(text, str):
             raise InvalidModelError(f"{self.describe(index)} holds no text: the file is damaged")
         return text
@@ -219,6 +223,15 @@ class NodeTable:
         raise InvalidModelError(
             f"{self.describe(index)} stands where a plain value must be: the file is damaged"
         )
+
+
+def _encoded_text(raw: Any) -> str | None:
+    """Decode a text that is not printable ASCII: its length in eight bytes, then UTF-8; None if it is none."""
+    try:
+        data = base64.b64decode(raw, validate=True)
+        return data[8:].decode() if int.from_bytes(data[:8], "little") == len(data) - 8 else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _integer(raw: str) -> int:

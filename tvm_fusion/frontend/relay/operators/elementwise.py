@@ -18,7 +18,7 @@ _UNARY: dict[str, Callable[[ir.Expr], ir.Expr]] = {
     "fast_erf": relax.op.erf, "fast_exp": relax.op.exp, "fast_tanh": relax.op.tanh, "floor": relax.op.floor,
     "isfinite": relax.op.isfinite, "isinf": relax.op.isinf, "isnan": relax.op.isnan, "log": relax.op.log,
     "logical_not": relax.op.logical_not, "negative": relax.op.negative, "nn.relu": relax.op.nn.relu,
-    "round": relax.op.round, "rsqrt": relax.op.rsqrt, "sigmoid": relax.op.sigmoid, "sign": relax.op.sign,
+    "rsqrt": relax.op.rsqrt, "sigmoid": relax.op.sigmoid, "sign": relax.op.sign,
     "sin": relax.op.sin, "sinh": relax.op.sinh, "sqrt": relax.op.sqrt, "tan": relax.op.tan, "tanh": relax.op.tanh,
     "trunc": relax.op.trunc,
 }  # fmt: skip
@@ -26,12 +26,12 @@ _UNARY: dict[str, Callable[[ir.Expr], ir.Expr]] = {
 #: The same for operators of two operands, which broadcast.
 _BINARY: dict[str, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
     "add": relax.op.add, "bitwise_and": relax.op.bitwise_and, "bitwise_or": relax.op.bitwise_or,
-    "bitwise_xor": relax.op.bitwise_xor, "divide": relax.op.divide, "equal": relax.op.equal,
+    "bitwise_xor": relax.op.bitwise_xor, "divide": relax.op.divide,
     "floor_divide": relax.op.floor_divide, "floor_mod": relax.op.floor_mod, "greater": relax.op.greater,
     "greater_equal": relax.op.greater_equal, "left_shift": relax.op.left_shift, "less": relax.op.less,
     "less_equal": relax.op.less_equal, "logical_and": relax.op.logical_and, "logical_or": relax.op.logical_or,
     "logical_xor": relax.op.logical_xor, "maximum": relax.op.maximum, "minimum": relax.op.minimum,
-    "mod": relax.op.mod, "multiply": relax.op.multiply, "not_equal": relax.op.not_equal, "power": relax.op.power,
+    "mod": relax.op.mod, "multiply": relax.op.multiply, "power": relax.op.power,
     "right_shift": relax.op.right_shift, "subtract": relax.op.subtract,
 }  # fmt: skip
 
@@ -50,7 +50,7 @@ def _check_dtype(site: Site, dtype: str) -> None:
         (op in _LOGICAL and dtype != "bool")
         or (op in _BITWISE and "float" in dtype)
         or (op in _FLOATING and "float" not in dtype)
-        or (dtype == "bool" and op not in (*_LOGICAL, *_BITWISE, "equal", "not_equal"))
+        or (dtype == "bool" and op not in (*_LOGICAL, *_BITWISE))
     )
     if wrong:
         site.refuse(f"its operand is of dtype {dtype}: cast it first")
@@ -87,6 +87,32 @@ for _name, _function in _UNARY.items():
     register(_name, partial(_unary, _function), 1)
 for _name, _function in _BINARY.items():
     register(_name, partial(_binary, _function), 2)
+
+
+@operator("round")
+def away_from_zero(site: Site, x: ir.Expr) -> ir.Expr:
+    """The nearest whole number; halves go away from zero, where TVM's own operator now takes the even one."""
+    _check_dtype(site, str(x.ty.dtype))
+    if "float" not in str(x.ty.dtype):
+        return x
+    whole = site.emit(relax.op.trunc(x))
+    rest = site.emit(relax.op.abs(site.emit(relax.op.subtract(x, whole))))
+    # An infinity has the rest NaN, and stays.
+    further = site.emit(relax.op.greater_equal(rest, site.number_like(0.5, x)))
+    above = site.emit(relax.op.add(whole, site.emit(relax.op.sign(x))))
+    return site.emit(relax.op.where(further, above, whole))
+
+
+@operator("equal", "not_equal")
+def equality(site: Site, a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    """Whether elements are equal; of truth values by an exclusive or, since TVM compares those as floats."""
+    if not str(a.ty.dtype) == str(b.ty.dtype) == "bool":
+        return _binary(
+            relax.op.equal if site.node.op == "equal" else relax.op.not_equal, site, a, b
+        )
+    check_broadcast(site, a, b)
+    differ = site.emit(relax.op.logical_xor(a, b))
+    return differ if site.node.op == "not_equal" else site.emit(relax.op.logical_not(differ))
 
 
 @operator("copy", "nn.dropout", "annotation.stop_fusion")
@@ -157,8 +183,10 @@ def where(site: Site, condition: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     if str(a.ty.dtype) != str(b.ty.dtype):
         site.damaged(f"its operands are of dtypes {a.ty.dtype} and {b.ty.dtype}")
     shape = site.shape(condition)
-    if len(shape) == 1 and site.rank(a) > 1 and shape == site.shape(a)[:1] == site.shape(b)[:1]:
-        # Relay lets a vector choose whole rows.
+    rows = len(shape) == 1 and site.rank(a) > 1 and shape == site.shape(a)[:1] == site.shape(b)[:1]
+    broadcasts = rows and {site.shape(a)[-1], site.shape(b)[-1]} <= {1, *shape}
+    if rows and (not broadcasts or site.version.startswith(("0.6", "0.7"))):
+        # Before TVM 0.8 a vector chose whole rows; later it is broadcast like any operand.
         condition = site.reshape(condition, [shape[0], *[1] * (site.rank(a) - 1)])
     check_broadcast(site, condition, a, b)
     return site.emit(relax.op.where(site.cast(condition, "bool"), a, b))

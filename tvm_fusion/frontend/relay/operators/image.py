@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....compat import ir, relax
 from ..site import Site
 from .registry import operator
@@ -48,8 +50,27 @@ def resize2d(site: Site, x: ir.Expr) -> ir.Expr:
     method = site.text("method", *_METHODS, *_OLD_METHODS, default="linear")
     coordinates = site.text("coordinate_transformation_mode", *_COORDINATES, default="half_pixel")
     rounding = site.text("rounding_method", *_ROUNDING, default=_default_rounding(coordinates))
+    if method in ("nearest_neighbor", "nearest"):
+        sizes = [site.shape(x)[layout.index(letter)] for letter in "HW"]
+        rounding = _rounding(site, sizes, size, coordinates, rounding)
     x = site.cast(x, site.dtype("out_dtype", str(x.ty.dtype)))
     return _resize(site, x, size, layout, _OLD_METHODS.get(method, method), coordinates, rounding)
+
+
+def _rounding(
+    site: Site, sizes: Sequence[int], wanted: Sequence[int], coordinates: str, rounding: str
+) -> str:
+    """Return today's name for what Relay computes."""
+    if coordinates == "asymmetric" and rounding != "floor":
+        # An axis that grows by a whole factor was divided by it, whatever the rounding (topi.image.resize of 0.16).
+        whole = {m % n == 0 for n, m in zip(sizes, wanted, strict=True) if n != m}
+        if len(whole) > 1:
+            site.refuse(
+                f"it rounds by {rounding!r} on the one axis that does not grow by a whole factor"
+            )
+        rounding = "floor" if whole == {True} else rounding
+    # Relay's "round" takes halves away from zero, TVM's now takes the even one.
+    return "round_prefer_ceil" if rounding == "round" else rounding
 
 
 def _default_rounding(coordinates: str) -> str:

@@ -24,7 +24,6 @@ def strided_slice(site: Site, x: ir.Expr) -> ir.Expr:
         site.damaged(f"it has {len(begin)} positions for {len(axes)} of {len(shape)} axes")
     if by_size:
         strides = []
-    strides = strides * len(axes) if len(strides) == 1 else strides or [1] * len(axes)
     end = [*end, *[_FAR] * (len(axes) - len(end))]
     if len(strides) > len(axes) or len(end) > len(axes) or 0 in strides:
         site.damaged(f"it has the ends {end} and strides {strides} for {len(axes)} axes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ....compat import ir, relax
 from ..site import Site
 from .registry import operator
@@ -19,6 +21,15 @@ def _check_dtypes(site: Site, *operands: ir.Expr) -> None:
         site.damaged(f"its operands are of dtypes {' and '.join(sorted(dtypes))}")
     if not all("float" in dtype for dtype in dtypes):
         site.refuse(f"its operands are of dtype {dtypes.pop()}: cast them to float32")
+
+
+def _affine(site: Site, gamma: ir.Expr, beta: ir.Expr) -> list[ir.Expr]:
+    """Return the scales and shifts that count: TVM's lowering applies them whatever ``scale`` and ``center`` say."""
+    dtype, shape = str(gamma.ty.dtype), site.shape(gamma)
+    return [
+        gamma if site.flag("scale", True) else site.made(shape, dtype, 1),
+        beta if site.flag("center", True) else site.made(shape, dtype, 0),
+    ]
 
 
 @operator("nn.bias_add")
@@ -55,11 +66,10 @@ def layer_norm(site: Site, data: ir.Expr, gamma: ir.Expr, beta: ir.Expr) -> ir.E
     axis = site.axis("axis", site.rank(data), -1)
     _check_channels(site, site.shape(data)[axis], gamma=gamma, beta=beta)
     _check_dtypes(site, data, gamma, beta)
-    result = relax.op.nn.layer_norm(
-        data, gamma, beta, axes=[axis], epsilon=site.number("epsilon"), center=site.flag("center", True),
-        scale=site.flag("scale", True),
-    )  # fmt: skip
-    return site.emit(result)
+    factors = _affine(site, gamma, beta)
+    return site.emit(
+        relax.op.nn.layer_norm(data, *factors, axes=[axis], epsilon=site.number("epsilon"))
+    )
 
 
 @operator("nn.instance_norm")
@@ -72,15 +82,15 @@ def instance_norm(site: Site, data: ir.Expr, gamma: ir.Expr, beta: ir.Expr) -> i
     _check_channels(site, site.shape(data)[axis], gamma=gamma, beta=beta)
     _check_dtypes(site, data, gamma, beta)
     result = relax.op.nn.instance_norm(
-        data, gamma, beta, channel_axis=axis, axes=[i for i in range(1, rank) if i != axis],
-        epsilon=site.number("epsilon"), center=site.flag("center", True), scale=site.flag("scale", True),
+        data, *_affine(site, gamma, beta), channel_axis=axis, axes=[i for i in range(1, rank) if i != axis],
+        epsilon=site.number("epsilon"),
     )  # fmt: skip
     return site.emit(result)
 
 
 @operator("nn.group_norm")
 def group_norm(site: Site, data: ir.Expr, gamma: ir.Expr, beta: ir.Expr) -> ir.Expr:
-    """Normalisation of each group of channels of each image."""
+    """Normalisation of each group of channels, over the axes behind the channels as Relay computes it."""
     rank = site.rank(data, 3, 4, 5)
     axis = site.axis("axis", rank, 1)
     channels = site.shape(data)[axis]
@@ -89,12 +99,14 @@ def group_norm(site: Site, data: ir.Expr, gamma: ir.Expr, beta: ir.Expr) -> ir.E
     groups = site.integer("num_groups", low=1)
     if channels % groups or axis == 0:
         site.damaged(f"{channels} channels are not divisible into {groups} groups")
+    shape = site.shape(data)
+    if axis > 1:  # each position before the channels has statistics of its own
+        data = site.reshape(data, [math.prod(shape[:axis]), channels, math.prod(shape[axis + 1 :])])
     result = relax.op.nn.group_norm(
-        data, gamma, beta, num_groups=groups, channel_axis=axis,
-        axes=[i for i in range(1, rank) if i != axis], epsilon=site.number("epsilon"),
-        center=site.flag("center", True), scale=site.flag("scale", True),
+        data, *_affine(site, gamma, beta), num_groups=groups, channel_axis=1,
+        axes=list(range(2, site.rank(data))), epsilon=site.number("epsilon"),
     )  # fmt: skip
-    return site.emit(result)
+    return site.reshape(site.emit(result), shape)
 
 
 @operator("nn.softmax", "nn.fast_softmax", "nn.log_softmax")

@@ -39,6 +39,12 @@ def _back(site: Site, result: ir.Expr, layout: str, given: str) -> ir.Expr:
     return site.relayout(result, layout, site.text("out_layout") or given)
 
 
+def _check_mean(site: Site, data: ir.Expr) -> None:
+    """Refuse a mean of integers: TVM divides by an int64, and stores what the type says is narrower."""
+    if "float" not in str(data.ty.dtype):
+        site.refuse(f"it takes a mean of {data.ty.dtype}: cast it first")
+
+
 def _window(site: Site, rank: int) -> dict[str, Any]:
     return {
         "pool_size": site.integers("pool_size", count=rank, low=1, high=_LIMIT),
@@ -62,6 +68,12 @@ def _check_window(site: Site, sizes: Sequence[int], window: dict[str, Any]) -> N
             site.damaged(
                 f"its padding of {max(before, after)} is not smaller than its window of {reach}"
             )
+        stride = window["strides"][axis]
+        last = -(-(size + before + after - reach) // stride) * stride
+        if window["ceil_mode"] and last >= size + before:
+            site.refuse(
+                "its ceil_mode begins a window behind the map, which TVM no longer computes: set it to false there"
+            )
 
 
 def _pool(site: Site, data: ir.Expr, function: Any, **extra: Any) -> ir.Expr:
@@ -84,6 +96,7 @@ def max_pool(site: Site, data: ir.Expr) -> ir.Expr:
 @operator("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d")
 def avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
     """The mean of each window, the padding counted or not."""
+    _check_mean(site, data)
     functions = (relax.op.nn.avg_pool1d, relax.op.nn.avg_pool2d, relax.op.nn.avg_pool3d)
     counted = site.flag("count_include_pad")
     function = functions[int(site.node.op[-2]) - 1]
@@ -93,6 +106,7 @@ def avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
 @operator("nn.global_avg_pool2d")
 def global_avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
     """The mean of each channel, as a mean over axes: the form that ONNX import gives it."""
+    _check_mean(site, data)
     data, layout, given = _layout(site, data, 2)
     axes = [layout.index("H"), layout.index("W")]
     return _back(site, site.emit(relax.op.mean(data, axes, keepdims=True)), layout, given)
@@ -120,6 +134,7 @@ def _adaptive_sizes(site: Site, sizes: Sequence[int]) -> list[int]:
 @operator("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d")
 def adaptive_avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
     """The mean of windows that divide a map into so many parts."""
+    _check_mean(site, data)
     rank = int(site.node.op[-2])
     data, layout, given = _layout(site, data, rank)
     places = [i for i, letter in enumerate(layout) if letter not in "NC"]
