@@ -112,6 +112,24 @@ def variance(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) 
     return chain.last("mean", [square], relay.mean(product, list(axes), keep), kinds)
 
 
+def mean(builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]) -> Structure | None:
+    """The mean of integers is their sum, divided."""
+    (data,) = args
+    if "float" in data.dtype or not data.is_static:
+        return None
+    rank, keep = len(data.shape), bool(attrs["keepdims"])
+    axes = tuple(range(rank)) if attrs["axis"] is None else attrs["axis"]
+    kept = [1 if i in axes else n for i, n in enumerate(data.shape) if keep or i not in axes]
+    chain = Expansion(builder, call)
+    total = relay.sum(call.args[0], list(axes), keep)
+    kinds = {"axis": axes, "keepdims": keep}
+    result = chain.step("sum", [data], total, tuple(kept), kinds)
+    constant, count = number(
+        math.prod(n or 0 for i, n in enumerate(data.shape) if i in axes), data.dtype
+    )
+    return chain.last("divide", [result, count], relay.divide(total, constant))
+
+
 def l2_normalize(
     builder: Any, call: Any, args: list[Value], attrs: dict[str, Any]
 ) -> Structure | None:
@@ -216,8 +234,10 @@ def whole_map(
         n != 1 for n in attrs.get("output_size") or [data.shape[i] for i in axes]
     ):
         return None
-    op = "max" if "max" in name else "mean"
-    return builder.emit(op, {"axis": axes, "keepdims": True}, [data], call)
+    kinds = {"axis": axes, "keepdims": True}
+    if "max" not in name:
+        return mean(builder, call, args, kinds) or builder.emit("mean", kinds, [data], call)
+    return builder.emit("max", kinds, [data], call)
 
 
 def batch_norm(

@@ -361,6 +361,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("full", "ones", "ones_like", "zeros", "zeros_like"), _filled),
     "nn.batch_norm": expansions.batch_norm,
     "nn.l2_normalize": expansions.l2_normalize,
+    "mean": expansions.mean,
     "round": expansions.away_from_zero,
     "stack": expansions.stack,
     "variance": expansions.variance,

@@ -28,6 +28,17 @@ def rounded(random: np.random.RandomState) -> tvm.IRModule:
 
 
 @case
+def means_of_integers(random: np.random.RandomState) -> tvm.IRModule:
+    x = feature_map()
+    y = relay.negative(relay.cast(relay.multiply(x, number(9.0)), "int32"))
+    means = [
+        relay.mean(y, axis=[1]), relay.mean(y, axis=[1], exclude=True), relay.mean(y),
+        relay.nn.global_avg_pool2d(y), relay.nn.adaptive_avg_pool2d(y, (1, 1)),
+    ]  # fmt: skip
+    return module(relay.Tuple([relay.nn.relu(mean) for mean in means]), x)
+
+
+@case
 def shapes_of_others(random: np.random.RandomState) -> tvm.IRModule:
     """The tensor that gives a shape is not read."""
     v, small, long = matrix(), relay.var("small", shape=(3, 5)), relay.var("long", shape=(2, 4, 8))

@@ -59,7 +59,7 @@ def change_items(node: dict[str, Any], count: int, chance: random.Random) -> Non
 def change_array(arrays: list[Any], chance: random.Random) -> None:
     """Change one constant."""
     place = chance.randrange(len(arrays))
-    text = arrays[place] if isinstance(arrays[place], str) else "AAAA"
+    text = arrays[place] if arrays[place] and isinstance(arrays[place], str) else "AAAA"
     position = chance.randrange(len(text))
     arrays[place] = chance.choice(
         (

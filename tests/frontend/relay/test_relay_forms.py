@@ -203,26 +203,45 @@ def test_windows_behind_the_map(op):
     assert [int(n) for n in mod["main"].ret_ty.shape.values] == [1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8"])
+MEANS = {
+    "mean": ("ReduceAttrs", {"axis": [2, 3], "keepdims": True, "exclude": False}),
+    "nn.global_avg_pool2d": ("GlobalPool2DAttrs", {"layout": "NCHW"}),
+    "nn.adaptive_avg_pool2d": ("AdaptivePool2DAttrs", {"output_size": [1, 1], "layout": "NCHW"}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8", "int64"])
+@pytest.mark.parametrize("op", MEANS)
+def test_means_of_integers(run_module, op, dtype):
+    """Their sum, divided towards zero; TVM's own mean is an int64, whatever its type says."""
+    low = 0 if dtype[0] == "u" else -9
+    x = np.random.default_rng(0).integers(low, 9, (2, 3, 3, 4)).astype(dtype)
+    (got,) = run_module(read(op, *MEANS[op], x), x)
+    assert got.dtype == x.dtype
+    want = np.trunc(x.sum((2, 3), keepdims=True, dtype="float64") / 12)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_mean_of_more_integers_than_their_dtype_counts():
+    with pytest.raises(UnsupportedOperatorError, match="mean of 144 numbers of int8: cast them"):
+        read("mean", *MEANS["mean"], np.zeros((1, 2, 12, 12), "int8"))
+
+
 @pytest.mark.parametrize(
-    "op", ["mean", "nn.avg_pool2d", "nn.global_avg_pool2d", "nn.adaptive_avg_pool2d"]
-)
-def test_means_of_integers(op, dtype):
-    """TVM's mean of integers is wider than its type says."""
-    kind, attrs = {
-        "mean": ("ReduceAttrs", {"axis": [1], "keepdims": False, "exclude": False}),
-        "nn.avg_pool2d": ("AvgPool2DAttrs", {**WINDOW, "padding": [0, 0]}),
-        "nn.global_avg_pool2d": ("GlobalPool2DAttrs", {"layout": "NCHW"}),
-        "nn.adaptive_avg_pool2d": (
+    ("op", "kind", "attrs"),
+    [
+        ("nn.avg_pool2d", "AvgPool2DAttrs", {**WINDOW, "padding": [0, 0]}),
+        (
+            "nn.adaptive_avg_pool2d",
             "AdaptivePool2DAttrs",
-            {"output_size": [1, 1], "layout": "NCHW"},
+            {"output_size": [2, 2], "layout": "NCHW"},
         ),
-    }[op]
+    ],
+)
+def test_means_of_integers_in_windows(op, kind, attrs):
     name = op.rpartition(".")[2]
-    with pytest.raises(
-        UnsupportedOperatorError, match=rf"{op} \(node '{name}_0'.*{dtype}: cast it"
-    ):
-        read(op, kind, attrs, np.zeros((1, 2, 6, 6), dtype))
+    with pytest.raises(UnsupportedOperatorError, match=rf"{op} \(node '{name}_0'.*int32: cast it"):
+        read(op, kind, attrs, np.zeros((1, 2, 6, 6), "int32"))
     read(op, kind, attrs, np.zeros((1, 2, 6, 6), "float32"))
 
 

@@ -389,6 +389,10 @@ def symbolic(content):
     [
         (lambda c: c.update(root=99999), "refers to node 99999"),
         (lambda c: c.update(root="1"), "no root node"),
+        (
+            lambda c: c.update(root=c["nodes"].index(node_of(c, "relay.Call"))),
+            r"\(relay.Call\), not a module or a function: save the module",
+        ),
         (lambda c: c.update(nodes=c["nodes"][:40]), "damaged or truncated"),
         (lambda c: c["nodes"].__setitem__(2, 7), "node 2 has no type_key"),
         (lambda c: node_of(c, "relay.Call").update(type_key="relay.Phone"), "node .*relay.Phone"),

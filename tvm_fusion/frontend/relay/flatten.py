@@ -83,6 +83,10 @@ class _Flattener:
             raise InvalidModelError("it names no root node: the file is damaged")
         if table.kind(root) == "relay.Function":
             return root
+        if table.kind(root).startswith("relay."):
+            raise InvalidModelError(
+                f"it holds {table.describe(root)}, not a module or a function: save the module"
+            )
         table.expect(root, "IRModule")
         pairs = table.items(table.get(root, "functions"))
         if len(pairs) % 2:

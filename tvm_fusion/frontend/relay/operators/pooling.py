@@ -7,6 +7,7 @@ from typing import Any
 
 from ....compat import ir, relax
 from ..site import Site
+from .reduction import mean_of
 from .registry import operator
 
 _SPACE = {1: "W", 2: "HW", 3: "DHW"}
@@ -40,9 +41,9 @@ def _back(site: Site, result: ir.Expr, layout: str, given: str) -> ir.Expr:
 
 
 def _check_mean(site: Site, data: ir.Expr) -> None:
-    """Refuse a mean of integers: TVM divides by an int64, and stores what the type says is narrower."""
+    """Refuse means of integers in windows: TVM divides by an int64, and stores what the type says is narrower."""
     if "float" not in str(data.ty.dtype):
-        site.refuse(f"it takes a mean of {data.ty.dtype}: cast it first")
+        site.refuse(f"it takes means of {data.ty.dtype}: cast it first")
 
 
 def _window(site: Site, rank: int) -> dict[str, Any]:
@@ -106,10 +107,9 @@ def avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
 @operator("nn.global_avg_pool2d")
 def global_avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
     """The mean of each channel, as a mean over axes: the form that ONNX import gives it."""
-    _check_mean(site, data)
     data, layout, given = _layout(site, data, 2)
     axes = [layout.index("H"), layout.index("W")]
-    return _back(site, site.emit(relax.op.mean(data, axes, keepdims=True)), layout, given)
+    return _back(site, mean_of(site, data, axes, True), layout, given)
 
 
 @operator("nn.global_max_pool2d")
@@ -134,13 +134,13 @@ def _adaptive_sizes(site: Site, sizes: Sequence[int]) -> list[int]:
 @operator("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d")
 def adaptive_avg_pool(site: Site, data: ir.Expr) -> ir.Expr:
     """The mean of windows that divide a map into so many parts."""
-    _check_mean(site, data)
     rank = int(site.node.op[-2])
     data, layout, given = _layout(site, data, rank)
     places = [i for i, letter in enumerate(layout) if letter not in "NC"]
     wanted = _adaptive_sizes(site, [site.shape(data)[i] for i in places])
     if wanted == [1] * rank:
-        return _back(site, site.emit(relax.op.mean(data, places, keepdims=True)), layout, given)
+        return _back(site, mean_of(site, data, places, True), layout, given)
+    _check_mean(site, data)
     functions = (
         relax.op.nn.adaptive_avg_pool1d, relax.op.nn.adaptive_avg_pool2d, relax.op.nn.adaptive_avg_pool3d,
     )  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ....compat import ir, relax
 from ..site import Site
 from .registry import operator
 
 _FUNCTIONS: dict[str, Callable[..., ir.Expr]] = {
-    "sum": relax.op.sum, "mean": relax.op.mean, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod,
+    "sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod,
 }  # fmt: skip
 
 
@@ -26,9 +28,23 @@ def _axes(site: Site, rank: int) -> list[int]:
 
 def _check_numbers(site: Site, x: ir.Expr) -> None:
     dtype = str(x.ty.dtype)
-    # TVM divides a sum of integers by an int64, and stores what the type says is narrower.
-    if dtype == "bool" or (site.node.op in ("mean", "variance") and "float" not in dtype):
+    if dtype == "bool" or (site.node.op == "variance" and "float" not in dtype):
         site.refuse(f"its operand is of dtype {dtype}: cast it first")
+
+
+def mean_of(site: Site, x: ir.Expr, axes: Sequence[int], keepdims: bool) -> ir.Expr:
+    """Return the mean over some axes; of integers their sum divided, towards zero.
+
+    TVM's own mean of integers divides by an int64, and is wider than its type says.
+    """
+    dtype = str(x.ty.dtype)
+    if "float" in dtype:
+        return site.emit(relax.op.mean(x, list(axes), keepdims=keepdims))
+    count = math.prod(site.shape(x)[axis] for axis in axes)
+    if count > np.iinfo(dtype).max:
+        site.refuse(f"it takes a mean of {count} numbers of {dtype}: cast them first")
+    total = site.emit(relax.op.sum(x, list(axes), keepdims=keepdims))
+    return site.emit(relax.op.divide(total, site.number_like(count, x)))
 
 
 @operator("sum", "mean", "max", "min", "prod")
@@ -38,6 +54,8 @@ def reduction(site: Site, x: ir.Expr) -> ir.Expr:
     axes = _axes(site, site.rank(x))
     if not axes:
         return x
+    if site.node.op == "mean":
+        return mean_of(site, x, axes, site.flag("keepdims"))
     return site.emit(_FUNCTIONS[site.node.op](x, axes, keepdims=site.flag("keepdims")))
 
 
