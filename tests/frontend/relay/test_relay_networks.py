@@ -98,6 +98,11 @@ def test_stored_network(name):
             np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=1e-4)
 
 
+def working(plan):
+    """The operators of each group without reshapes: an annotation keeps those of the model at its ends."""
+    return sorted([n for n in group.nodes if not n.startswith("reshape")] for group in plan.groups)
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ANNOTATED)
 def test_annotated_by_the_relay_passes(python, tmp_path, run_module, name):
@@ -112,7 +117,7 @@ def test_annotated_by_the_relay_passes(python, tmp_path, run_module, name):
     assert len(groups) >= ANNOTATED[name]
     target = "cuda:sm_90a"
     kept, own = tf.plan(mod, target), tf.plan(plain, target)
-    assert sorted(g.nodes for g in kept.groups) == sorted(g.nodes for g in own.groups)
+    assert working(kept) == working(own)
     inputs, expected = read_arrays(tmp_path / f"{name}.npz")
     for got, want in zip(run_module(plain, *inputs.values()), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max()))
