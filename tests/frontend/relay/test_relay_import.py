@@ -210,6 +210,14 @@ def test_forgotten_params():
     open_node = dataclasses.replace(node, args=(node.args[0], *names, *node.args[3:]))
     with pytest.warns(UserWarning, match=r"2 weights \(gamma0, gamma1, \.\.\.\) are inputs"):
         relay._warn_of_open_weights(dataclasses.replace(graph, nodes=(open_node,)))
+    one = dataclasses.replace(node, args=(*node.args[:2], names[1], *node.args[3:]))
+    alone = dataclasses.replace(graph, nodes=(one,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        relay._warn_of_open_weights(alone)
+        relay._warn_of_open_weights(graph, given=True)
+    with pytest.warns(UserWarning, match="weight gamma1 is an input of the model: give its value"):
+        relay._warn_of_open_weights(alone, given=True)
 
 
 def test_two_gigabyte_constant():

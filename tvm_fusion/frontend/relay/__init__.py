@@ -107,15 +107,18 @@ def from_document(
     try:
         table = NodeTable(document)
         graph = flatten(table, values)
-        _warn_of_open_weights(graph)
+        _warn_of_open_weights(graph, given=bool(values))
         mod = canonicalize(convert(graph, table.version, shape), dtype)
         return keep_groups(mod, graph)
     except InvalidModelError as error:
         raise InvalidModelError(f"{name} cannot be imported: {error}") from None
 
 
-def _warn_of_open_weights(graph: RelayGraph) -> None:
-    """Warn of inputs that are weights: the parameters file was probably forgotten."""
+def _warn_of_open_weights(graph: RelayGraph, given: bool = False) -> None:
+    """Warn of inputs that are weights: the parameters file was probably forgotten, or lacks them.
+
+    One alone, where no parameters are given, may be an input on purpose.
+    """
     weights = {
         arg.name
         for node in graph.nodes
@@ -123,9 +126,13 @@ def _warn_of_open_weights(graph: RelayGraph) -> None:
         for arg in node.args[1:]
         if hasattr(arg, "name")
     }
-    if len(weights) > 1:
+    if len(weights) > (0 if given else 1):
         named = ", ".join(sorted(weights)[:3])
+        several = (
+            f"{len(weights)} weights ({named}, ...) are inputs of the model: give their values"
+        )
+        alone = f"the weight {named} is an input of the model: give its value"
         warnings.warn(
-            f"{len(weights)} weights ({named}, ...) are inputs of the model: give their values with params (--params)",
+            f"{several if len(weights) > 1 else alone} with params (--params)",
             stacklevel=4,
         )
