@@ -80,8 +80,8 @@ def with_narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     narrow = tirx.transform.ForceNarrowIndexToInt32()
     try:
         return narrow(tvm.IRModule({"main": func}))["main"]
-    except tvm.error.InternalError:
-        return None  # an index needs 64 bits
+    except (tvm.error.InternalError, ValueError):
+        return None  # an index needs 64 bits, or a number that is no index (argmax of int32 starts from -2**63)
 
 
 def anchors_of(

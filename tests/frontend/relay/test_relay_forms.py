@@ -14,6 +14,8 @@ import pytest
 
 from tvm_fusion.errors import InvalidModelError, UnsupportedOperatorError
 from tvm_fusion.frontend import relay
+from tvm_fusion.targets import parse_target
+from tvm_fusion.testing.emulated_plan import EmulatedPlan
 
 
 class Module:
@@ -251,6 +253,18 @@ def test_reductions_of_integers_keep_their_dtype(run_module, op):
     attrs = {"axis": [1], "keepdims": False, "exclude": False}
     (got,) = run_module(read(op, "ReduceAttrs", attrs, x), x)
     assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, getattr(np, op)(x, axis=1))
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_places_of_integers_for_cuda(op, dtype):
+    """Their limits, and what the search starts from, may need more bits than places do."""
+    limits = np.iinfo(dtype)
+    x = np.array([[3, limits.max, 5, limits.max], [limits.min, 4, limits.min, 7]], dtype)
+    attrs = {"axis": [1], "keepdims": False, "exclude": False, "select_last_index": False}
+    mod = read(op, "ArgReduceAttrs", attrs, x)
+    (got,) = EmulatedPlan(mod, parse_target("cuda:sm_90a"))(x)
     np.testing.assert_array_equal(got, getattr(np, op)(x, axis=1))
 
 
