@@ -5,7 +5,7 @@
 
 Every time is that of one CUDA graph with 20 copies on the same buffers, divided by 20 (`kernel_timer.py`); PyTorch's
 too, in a process of its own. Before a kernel is timed, its result is compared with float64 on one row of each 64, and
-five runs have to give the same bits; after it, what the graph left has to be the same as well. Each process has a
+three runs have to give the same bits; after it, what the graph left has to be the same as well. Each process has a
 limit of time, so that a kernel that never ends costs no more than that; results are written after each of them.
 ``predicted_us`` is the model's.
 """
@@ -97,7 +97,7 @@ class Options:
 
 #: Relative error in the Euclidean norm that is right for a type, copies in a graph, and runs that must agree.
 _ERROR = {"float16": 1e-3, "bfloat16": 6e-3}
-_COPIES, _REPEATS = 20, 5
+_COPIES, _REPEATS = 20, 3
 
 
 def inputs_of(shape: Shape, dtype: str) -> list[np.ndarray]:
@@ -378,7 +378,7 @@ def time_all(names: list[str], options: argparse.Namespace, until: float) -> Non
     """Time everything, a process for each shape and kind, and write what there is after each."""
     found: list[dict[str, Any]] = []
     common = ["--dtype", options.dtype, "--libraries", str(options.libraries)]
-    kinds = ["used", "bulk"] if options.tiles else ["bulk"]
+    kinds = ["bulk", "used"] if options.tiles else ["bulk"]
     for some in batches(names, options.together):
         listed = ",".join(some)
         steps = [["--time", f"{listed}:{kind}", *common] for kind in kinds]

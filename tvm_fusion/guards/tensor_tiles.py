@@ -53,6 +53,9 @@ class Problem:
         Whether the reduction is the innermost axis of all operands.
     element_bytes : int
         Size of the operands' elements: 2, or 4 for float32 that is multiplied in TF32.
+    gathered : bool
+        Whether the row operand is read element by element, as images of three channels are: its addresses take
+        registers, and its loads the time of a window position.
     """
 
     rows: int
@@ -65,6 +68,7 @@ class Problem:
     window: int = 0
     reduction_inner: bool = False
     element_bytes: int = 2
+    gathered: bool = False
 
     @property
     def instruction_depth(self) -> int:
@@ -291,7 +295,7 @@ def fits(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> np.ndarray:
         (rows <= _covering(problem.rows, ROWS))
         & (columns <= _covering(problem.columns, 16))
         & (columns >= min(problem.least_columns, 256))
-        & (sums <= SUMS)
+        & (sums <= (SUMS // 2 if problem.gathered else SUMS))
         & (4 * row_fragments + 2 * column_fragments * most <= FRAGMENTS)
         & (depth <= deepest)
         & (np.maximum(stages * stage, exchange) <= device.shared_memory_per_block_optin)
@@ -347,9 +351,9 @@ def microseconds_of(
     chain = steps * rates.step + copied / 16 / threads * rates.copy
     chain = chain + steps * (depth // each_depth) / warp_depth * each
     chain = np.maximum(chain, steps * rates.latency / (stages - 1))
-    if problem.window:
+    if problem.window or problem.gathered:
         pieces = -(-rows * depth // 8 // threads) * steps
-        chain = chain + pieces * problem.window * rates.tap
+        chain = chain + pieces * max(problem.window, 1) * rates.tap
     drain = rates.drain * rows * columns * most * depth / products
     end = sums * (rates.store + np.where(warp_depth > 1, warp_depth * rates.exchange, 0.0))
     cycles = (busy**p + (waves * chain) ** p) ** (1 / p) + waves * end

@@ -33,6 +33,13 @@ def _sources() -> dict[str, str]:
             '  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"\n'
             '               :: "r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");\n}'
         ),
+        # The first element stands in for what is not there: a choice of addresses needs no branch.
+        "tvmf_read_or_zero_2": (
+            "template <typename T>\n"
+            f"{_HEAD}unsigned short tvmf_read_or_zero_2(const T* global, int index, bool valid) {{\n"
+            "  unsigned short value = ((const unsigned short*)global)[valid ? index : 0];\n"
+            "  return valid ? value : (unsigned short)0;\n}"
+        ),
         "tvmf_store_shared_8": (
             "void tvmf_store_shared_8(void* shared, int offset, const float* values, int index) {\n"
             f"  unsigned address = {_SHARED};\n"

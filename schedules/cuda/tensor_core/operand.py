@@ -17,10 +17,13 @@ from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ...analysis import nodes_of
 from .access import Access
-from .affine import substitute
+from .affine import as_copy, substitute
 from .device_code import call
 from .evaluate import Views, conjunction, evaluate, integer, keep
 from .form import InnerSum, Iterator, Operand
+
+#: Pieces of 16 bytes whose elements a thread loads one by one before it stores them: 16 loads under way.
+_PIECES_AT_ONCE = 2
 
 
 def decode(number: tirx.PrimExpr, iterators: Sequence[Iterator]) -> dict:
@@ -136,6 +139,12 @@ class TileCopy:
         self.rows = rows
         #: Whether threads are left over that fill no row.
         self.idle = threads > self.rows_at_once * pieces
+        #: The guarded read that a computed operand of two bytes is, if it is one.
+        self.guarded = (
+            as_copy(operand.value, inner) if access.copy is None and access.size == 2 else None
+        )
+        if self.guarded is not None and str(self.guarded.buffer.dtype) != operand.dtype:
+            self.guarded = None
         self._prepare()
 
     @property
@@ -172,12 +181,10 @@ class TileCopy:
         exists = None if lines.count % lines.tile == 0 else position < integer(lines.count)
         if exists is not None:
             exists = T.bind(exists)
-        offset = None
-        if self.access.copy is not None:
+        offset, copy = None, self.access.copy or self.guarded
+        if copy is not None:
             zero = {i.var: integer(0) for i in self.reduced}
-            offset = keep(
-                substitute(self.access.copy.offset, {**values, **self.fixed, **zero}), "offset"
-            )
+            offset = keep(substitute(copy.offset, {**values, **self.fixed, **zero}), "offset")
         return offset, exists, values
 
     def issue(self, step: tirx.PrimExpr | int, slot: tirx.PrimExpr | int) -> None:
@@ -190,18 +197,26 @@ class TileCopy:
         slot : PrimExpr or int
             Where the tile goes: byte offset in shared memory.
         """
+        if self.guarded is not None:
+            self._read_all(step, slot)
+            return
         for number in range(self.passes):
-            conditions = []
-            if self.idle:
-                conditions.append(self.row < integer(self.rows_at_once))
-            if self.partial:
-                row = self.row + integer(number * self.rows_at_once)
-                conditions.append(row < integer(self.rows))
+            conditions = self._has_row(number)
             if conditions:
                 with T.If(conjunction(conditions)), T.Then():
                     self._pass(number, step, slot)
             else:
                 self._pass(number, step, slot)
+
+    def _has_row(self, number: int) -> list[tirx.PrimExpr]:
+        """What must hold where not every thread has a row in a pass."""
+        conditions = []
+        if self.idle:
+            conditions.append(self.row < integer(self.rows_at_once))
+        if self.partial:
+            row = self.row + integer(number * self.rows_at_once)
+            conditions.append(row < integer(self.rows))
+        return conditions
 
     def _pass(self, number: int, step, slot) -> None:
         target = self.targets[number] + slot
@@ -237,16 +252,55 @@ class TileCopy:
 
     def _along(self, names: Mapping) -> tirx.PrimExpr:
         """What the reduction adds to the offset."""
+        offset = (self.access.copy or self.guarded).offset
         still = {
             v: integer(0)
-            for v in nodes_of(self.access.copy.offset, tirx.Var)
+            for v in nodes_of(offset, tirx.Var)
             if not any(v.same_as(i.var) for i in self.reduced)
         }
-        moved = substitute(self.access.copy.offset, {**names, **still})
-        zero = substitute(
-            self.access.copy.offset, {**{i.var: integer(0) for i in self.reduced}, **still}
-        )
+        moved = substitute(offset, {**names, **still})
+        zero = substitute(offset, {**{i.var: integer(0) for i in self.reduced}, **still})
         return moved - zero
+
+    def _read_all(self, step, slot) -> None:
+        """Read a tile element by element, as an image of three channels has to be.
+
+        No branch is around a load, and a thread has those of several pieces under way before it stores the first: one
+        after the other they would take a trip to memory each.
+        """
+        for first in range(0, self.passes, _PIECES_AT_ONCE):
+            numbers = range(first, min(self.passes, first + _PIECES_AT_ONCE))
+            pieces = [self._read(number, step) for number in numbers]
+            for number, piece in zip(numbers, pieces, strict=True):
+                conditions = self._has_row(number)
+                target = self.targets[number] + slot
+                store = call("tvmf_store_shared_16", self.shared.data, target, piece.data)
+                if conditions:
+                    with T.If(conjunction(conditions)), T.Then():
+                        T.evaluate(store)
+                else:
+                    T.evaluate(store)
+
+    def _read(self, number: int, step) -> tirx.Buffer:
+        """Emit the loads of a piece."""
+        offset, exists, values = self.starts[number]
+        piece = T.alloc_buffer((self.access.piece,), "uint16", scope="local")
+        view = self.views[self.guarded.buffer.__chandle__()]
+        base = [*self._has_row(number), *([] if exists is None else [exists])]
+        for place in range(self.access.piece):
+            k = (
+                step * integer(self.depth)
+                + self.piece * integer(self.access.piece)
+                + integer(place)
+            )
+            names = {**values, **self.fixed, **decode(k, self.reduced)}
+            conditions = [*base, *([k < integer(self.total)] if self.is_ragged else [])]
+            conditions += [substitute(c, names) for c in self.guarded.conditions]
+            valid = conjunction(conditions) if conditions else tirx.IntImm("bool", 1)
+            at = offset + self._along(names)
+            value = call("tvmf_read_or_zero_2", view.data, at, valid, result="uint16")
+            T.buffer_store(piece, value, [place])
+        return piece
 
     def _compute(self, number: int, step, target) -> None:
         """Compute a piece element by element, or from wide loads where the reduction's last iterator allows."""

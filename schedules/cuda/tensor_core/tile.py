@@ -8,6 +8,7 @@ from ....compat import tirx
 from ....guards.tensor_tiles import Problem
 from ...analysis import dtype_bytes, nodes_of
 from .access import access_of
+from .affine import as_copy
 from .form import Anchor, Products
 
 
@@ -29,7 +30,15 @@ def problem_of(form: Products) -> Problem:
         max((math.prod(i.extent for i in inner.reduced) for inner in form.inner), default=0),
         all(_reduction_is_inner(form, anchor) for anchor in form.anchors),
         dtype_bytes(form.anchors[0].rows.dtype),
+        any(_is_gathered(form, anchor) for anchor in form.anchors),
     )
+
+
+def _is_gathered(form: Products, anchor: Anchor) -> bool:
+    """Whether the row operand is a read of a tensor that no copy of several elements can make."""
+    across = (*form.batch, *form.rows)
+    computed = access_of(anchor.rows, across, anchor.reduced, form.inner).copy is None
+    return computed and as_copy(anchor.rows.value, form.inner) is not None
 
 
 def _reduction_is_inner(form: Products, anchor: Anchor) -> bool:
