@@ -144,3 +144,15 @@ def test_equal_kernels_of_other_weights_share_the_kernel():
     after = constants_of(pack_constants(mod))
     for found, weight in zip(after, weights, strict=True):
         np.testing.assert_array_equal(found.value.numpy(), weight.value.numpy().T)
+
+
+@pytest.mark.parametrize(("channels", "outermost"), [(3, True), (5, True), (2, False), (4, False)])
+def test_lines_that_begin_at_no_word_have_the_reduction_outermost(tensor, channels, outermost):
+    """27 or 45 elements of two bytes a line are no multiple of four bytes; 18 and 36 are."""
+
+    def build(emit, data, weight):
+        return conv(emit, data, weight, "OHWI")
+
+    shapes = (1, 9, 9, channels), (16, 3, 3, channels)
+    made = tensor.scheduled(tensor.function(build, *shapes, constants=(1,)))
+    assert permutations(made) == ({1: [1, 2, 3, 0]} if outermost else {})
