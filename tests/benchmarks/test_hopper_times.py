@@ -23,9 +23,10 @@ def test_its_reference_is_the_function_that_it_compiles(after):
     target = parse_target("cuda:sm_90a")
     form = hopper_times.form_of(shape, "float16", target)
     assert isinstance(form, Products)
+    options = hopper_times.Options(0, 0, "float16", "cuda:sm_90a")
     tile = next(
         choice.tile
-        for choice in hopper_times.choices_of(form, target, 1, bulk_only=True)
+        for choice in hopper_times.choices_of(form, target, options)
         if choice.tile.columns == 64
     )
     from tvm_fusion.schedules.cuda.tensor_core.bulk import bulk_kernel
