@@ -135,6 +135,8 @@ def rows_of(info: Structure, blocks: Sequence[Block]) -> Rows | None:
         )
         for block in blocks
     }
+    if not first.reads:  # sums of a number: integers times 0 are no reads
+        return None
     source = max(first.reads, key=lambda access: access.nbytes)
     innermost = [used for used, size in zip(source.indices, source.shape, strict=True) if size != 1]
     across = bool(innermost) and not any(i in first.reduced for i in innermost[-1])

@@ -10,7 +10,10 @@ from tvm_fusion.schedules import limits, schedule
 from tvm_fusion.schedules.allocation import shared_bytes
 
 from tvm_fusion.errors import LoweringError
+from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import cuda_emulation
+from tvm_fusion.testing.modules import ModuleBuilder, as_group
+from tvm_fusion.transform.lower_groups import lower_groups
 
 op = relax.op
 
@@ -134,6 +137,22 @@ def test_without_a_group_several_kernels_are_legal(cuda):
     scheduled, name = schedule(func, target)
     assert name == "fallback"
     assert len(cuda_emulation.kernels(cuda_emulation.cuda_source(scheduled, target))) == 3
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "float32"])
+def test_sums_of_numbers_are_nobody_elses(dtype):
+    """Integers times 0 are no reads: a sum of them has no source that a template of rows could look at."""
+    builder = ModuleBuilder(dtype)
+    value = builder.op("zeros", op.multiply(builder.input("x", (4, 17)), relax.const(0, dtype)))
+    value = builder.op("sum", op.sum(value, axis=[1]))
+    module = builder.finish(builder.op("more", op.add(value, relax.const(1, dtype))))
+    lowered, kernels = lower_groups(as_group(module, "vertical"))
+    func = lowered[kernels["fused_vertical_0"]].with_attr("tvm_fusion.strategy", "vertical")
+    target = parse_target("cuda:sm_90")
+    made, name = schedule(func, target)
+    assert name == "fallback"
+    (found,) = cuda_emulation.run(made, [np.ones((4, 17), dtype)], target)
+    assert (found == 1).all()
 
 
 def test_symbolic_shapes(cuda):

@@ -20,6 +20,8 @@ from .tiling import contraction_of, product_count
 _LEAST_CAPABILITY = 80
 #: Rows, columns and depth from which on the template takes a product (see schedules/cuda/tensor_core/template.py).
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
+#: Bytes of the shortest asynchronous copy, of lines along the reduction, and of the only one across them.
+_WORD_BYTES, _PIECE_BYTES = 4, 16
 
 
 def multiplies_on_tensor_cores(
@@ -40,9 +42,12 @@ def _takes(graph: DataflowGraph, anchor: Operator) -> bool:
         if layout != "NHWC" or int(anchor.attrs.get("groups") or 1) > 1:
             return False
     what = contraction_of(graph, anchor)
-    return (
-        what.rows >= _LEAST_ROWS and what.columns >= _LEAST_COLUMNS and what.depth >= _LEAST_DEPTH
-    )
+    if what.rows < _LEAST_ROWS or what.columns < _LEAST_COLUMNS or what.depth < _LEAST_DEPTH:
+        return False
+    # Constant weights get the layout that copies of at least four bytes need, if either side allows one.
+    weight = graph.tensors[anchor.inputs[1]]
+    lines, across = (n * DTYPE_BYTES[weight.dtype] for n in (what.depth, what.columns))
+    return not weight.is_constant or lines % _WORD_BYTES == 0 or across % _PIECE_BYTES == 0
 
 
 def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> Problem:

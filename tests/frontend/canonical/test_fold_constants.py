@@ -313,3 +313,49 @@ def test_parts_beside_values_of_unknown_shape(bound):
     w = np.zeros(8, "float32")
     after = FoldConstants()(bound(Before, w=w))
     tvm.ir.assert_structural_equal(after, bound(After, w=w[4:]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint8"])
+def test_integers_are_folded_exactly(bound, dtype):
+    """Of 64 bits as well, and the least one of a type, which has no positive twin; square roots of integers stay."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4,), dtype), w: R.Tensor((4,), dtype)):
+            with R.dataflow():
+                a = R.abs(w)
+                b = R.negative(a)
+                out = R.add(x, b)
+                R.output(out)
+            return out
+
+    info = np.iinfo(dtype)
+    w = np.array([info.min, info.max, info.max - 1, 3], dtype)
+    (found,) = constants(FoldConstants()(bound(Before, w=w)))
+    assert (found == -np.abs(w)).all() and str(found.dtype) == dtype
+
+
+def test_buckets_of_positions_are_those_of_the_models_precision(bound):
+    """As T5 has them: a logarithm of constant distances, cut to whole numbers; in float16 some would be off by one."""
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 129), "float32"), w: R.Tensor((129,), "int64")):
+            with R.dataflow():
+                a = R.abs(w)
+                b = R.astype(a, "float32")
+                c = R.divide(b, R.const(8.0, "float32"))
+                d = R.log(c)
+                e = R.divide(d, R.const(np.log(16.0), "float32"))
+                f = R.multiply(e, R.const(8.0, "float32"))
+                out = R.add(x, f)
+                R.output(out)
+            return out
+
+    distances = -np.arange(1, 130)
+    mod = FoldConstants()(bound(Before, w=distances))
+    (found,) = constants(mod)
+    assert np.allclose(found, np.log(-distances / 8) / np.log(16) * 8, rtol=1e-6, atol=1e-6)
+    assert len(mod["main"].body.blocks[0].bindings) == 1

@@ -27,6 +27,9 @@ _LIKE = ("full_like", "zeros_like", "ones_like")
 
 _INEXACT = {"divide", "power"}  # integer division and powers round differently in numpy
 
+#: Of integers and truth values the same in numpy, the least integer of a type included.
+_EXACT = frozenset(("abs", "negative", "logical_not", "bitwise_not"))
+
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.FoldConstants")
 class FoldConstants:
@@ -128,9 +131,9 @@ def _binary(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | Non
 
 
 def _unary(call: ir.Call, operands: list[np.ndarray]) -> list[np.ndarray] | None:
-    exact = op_name(call) in ("logical_not", "bitwise_not")
-    if not exact and not is_float(str(operands[0].dtype)):
-        return None
+    if not is_float(str(operands[0].dtype)):
+        # Integers as they are: as wide floats those of 64 bits would lose digits.
+        return [UNARY[op_name(call)](operands[0])] if op_name(call) in _EXACT else None
     with np.errstate(all="ignore"):
         return [UNARY[op_name(call)](widen(operands[0]))]
 
