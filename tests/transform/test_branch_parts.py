@@ -65,8 +65,11 @@ def test_products_and_elementwise_chains_are_a_group_each():
 
 
 def test_long_chains_stay_with_their_products():
-    """Where results are large, writing and reading them once more takes longer than products apart."""
-    (group,) = forms(Fuse(target=TARGET)(residual_gelus(512)))
+    """Where a merged product is no faster, writing and reading its results once more takes longer than products apart.
+
+    On sm_90 it is faster: its operands are brought by the copy engine, which members of one kernel have not.
+    """
+    (group,) = forms(Fuse(target="cuda:sm_80")(residual_gelus(512)))
     assert group[:3] == ("compound", "partitioned", 3) and {"fc", "gelu"} <= group[3]
 
 

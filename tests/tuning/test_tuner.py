@@ -467,3 +467,16 @@ def test_the_best_is_found_where_the_model_is_wrong(tmp_path, seed):
     assert kernel.best_us <= 1.1 * optimum < 1.3 * optimum < kernel.default_us
     # The template that is far slower costs little.
     assert sum(t.template != space.template for t in found.records) <= 6
+
+
+def test_every_option_is_found_again_by_its_decision(tmp_path):
+    """Tiles of the copy engine consist of more numbers than others; one tile's may be among another's."""
+    found = tuner(tmp_path, FakeRunner(time_of))
+    search = found.add([NewKernel(product(1024, 1024, 1024), ["matmul"])])[0].search
+    (space,) = [s for s in search.spaces if s.template == "tensor_core"]
+    (point,) = [p for p in space.points if p.name == "tile"]
+    assert len({len(option) for option in point.options}) == 2
+    for option in point.options:
+        candidate = search.candidate_of("tensor_core", option)
+        assert candidate is not None and candidate.decision == option
+    assert search.candidate_of("tensor_core", (*point.options[0], ("other", 1))) is None

@@ -190,8 +190,11 @@ class KernelSearch:
             if space.template != template:
                 continue
             places = [_place(point, values) for point in space.points]
-            if None not in places and len(values) == sum(len(p.options[0]) for p in space.points):
-                return self._candidate(space, places)
+            if None in places:
+                continue
+            found = self._candidate(space, places)
+            if len(found.decision) == len(values):  # it says nothing that nobody asks for
+                return found
         return None
 
     def trace_of(self, candidate: Candidate) -> Any:
@@ -283,9 +286,14 @@ def _discard(level: int, filename: str, line: int, message: str) -> None:
 
 
 def _place(point: Point, values: dict[str, int | str]) -> int | None:
-    """Place of the option that a decision names; None where there is none."""
+    """Place of the option that a decision names; None where there is none.
+
+    Options of one choice may consist of different numbers: one whose numbers are among another's is not that one.
+    """
+    inside = f"{point.name}."
+    own = {k: v for k, v in values.items() if k == point.name or k.startswith(inside)}
     for number, option in enumerate(point.options):
-        if all(values.get(name) == value for name, value in option):
+        if len(option) == len(own) and all(own.get(name) == value for name, value in option):
             return number
     return None
 
