@@ -38,12 +38,16 @@ def test_what_costs_time_costs_time():
     )
 
 
-def test_of_equal_times_the_most_stages_come_first():
+def test_of_equal_times_four_stages_come_first_then_the_most():
     found = bulk_choices(LARGE, DEVICE, 1000)
+    ties = 0
     for one, other in itertools.pairwise(found):
         assert one.microseconds <= other.microseconds
         if one.microseconds == other.microseconds:
-            assert one.tile.stages >= other.tile.stages
+            first, second = one.tile.stages, other.tile.stages
+            assert first == 4 or (second != 4 and first >= second)
+            ties += first != second
+    assert ties
 
 
 @pytest.mark.parametrize(("target", "faster"), [("cuda:sm_90", True), ("cuda:sm_80", False)])

@@ -13,15 +13,13 @@ from .bulk_tiles import BulkTile, bulk_choices
 from .needs import Footprint
 from .split_tiles import best_choices
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
-from .tensor_tiles import Choice, Problem
+from .tensor_tiles import PIECE_BYTES, WORD_BYTES, Choice, Problem
 from .tiling import contraction_of, product_count
 
 #: Least compute capability times ten with ``cp.async`` and the ``mma.sync`` that the template uses.
 _LEAST_CAPABILITY = 80
 #: Rows, columns and depth from which on the template takes a product (see schedules/cuda/tensor_core/template.py).
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_DEPTH = 4, 8, 16
-#: Bytes of the shortest asynchronous copy, of lines along the reduction, and of the only one across them.
-_WORD_BYTES, _PIECE_BYTES = 4, 16
 
 
 def multiplies_on_tensor_cores(
@@ -47,7 +45,7 @@ def _takes(graph: DataflowGraph, anchor: Operator) -> bool:
     # Constant weights get the layout that copies of at least four bytes need, if either side allows one.
     weight = graph.tensors[anchor.inputs[1]]
     lines, across = (n * DTYPE_BYTES[weight.dtype] for n in (what.depth, what.columns))
-    return not weight.is_constant or lines % _WORD_BYTES == 0 or across % _PIECE_BYTES == 0
+    return not weight.is_constant or lines % WORD_BYTES == 0 or across % PIECE_BYTES == 0
 
 
 def problem_of(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> Problem:

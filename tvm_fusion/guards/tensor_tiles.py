@@ -20,6 +20,9 @@ from .fastest import fastest
 #: Rows and columns of one ``mma.sync``, and bytes of each that it multiplies: 16 elements of 16 bits, or 8 of TF32.
 ROWS, COLUMNS, STEP = 16, 8, 32
 
+#: Bytes that are copied, exchanged and read together, and of the shortest asynchronous copy.
+PIECE_BYTES, WORD_BYTES = 16, 4
+
 #: Accumulators of a thread, so that fragments and addresses fit beside them in 255 registers, and registers of one
 #: set of fragments.
 SUMS, FRAGMENTS = 128, 48
@@ -55,7 +58,7 @@ class Problem:
         Size of the operands' elements: 2, or 4 for float32 that is multiplied in TF32.
     gathered : bool
         Whether the row operand is read element by element, as images of three channels are: its addresses take
-        registers, and its loads the time of a window position.
+        registers, and its loads are taken to cost as much as a window position, which is not fitted.
     """
 
     rows: int

@@ -13,8 +13,8 @@ import contextlib
 from ....compat import IRBuilder, tirx
 from ....compat import script_builder as T
 from ....guards.attention_tiles import AttentionProblem, AttentionTile
-from ....guards.tensor_tiles import ROWS
-from ..tensor_core.access import PIECE_BYTES, Access, swizzle
+from ....guards.tensor_tiles import PIECE_BYTES, ROWS
+from ..tensor_core.access import Access, swizzle
 from ..tensor_core.affine import Copy
 from ..tensor_core.device_code import OPERAND_TYPES
 from ..tensor_core.evaluate import conjunction, integer, keep

@@ -7,16 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ....compat import tirx
+from ....guards.tensor_tiles import PIECE_BYTES, WORD_BYTES
 from ...analysis import dtype_bytes, nodes_of
 from .affine import Copy, as_copy, coefficients, uses
 from .evaluate import integer
 from .form import InnerSum, Iterator, Operand
-
-#: Bytes that are copied, exchanged and read together.
-PIECE_BYTES = 16
-
-#: Bytes of the shortest asynchronous copy.
-WORD_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +21,23 @@ class Access:
     Attributes
     ----------
     copy : Copy or None
-        The guarded read that it is; None where it has to be computed.
+        The guarded read that it is; None where it has to be computed, or read element by element.
     major : str
         ``"k"`` or ``"mn"``: what is contiguous.
     width : int
         Elements that can be copied at once.
     size : int
         Bytes of an element.
+    elements : Copy or None
+        The guarded read that it is, where its elements are of two bytes and no copy can bring several of them; its
+        offset is a sum of what the lines and what the reduction add.
     """
 
     copy: Copy | None
     major: str
     width: int
     size: int = 2
+    elements: Copy | None = None
 
     @property
     def piece(self) -> int:
@@ -89,12 +88,14 @@ def access_of(
         width = math.gcd(piece, run, *rest, numbers[-1])
         if any(uses(condition, last.var) for condition in copy.conditions):
             width = 1
-        # Where lines are neighbours too, as the positions of an image that has its
-        # channels first, each would be copied again for every place of the window.
+        # Where lines are neighbours too, as the positions of an image that has its channels first, each would be copied
+        # again for every place of the window.
         least = WORD_BYTES // size if major == "k" and 1 not in rest else piece
         if width >= least:
             return Access(copy, major, width, size)
-    return computed
+    # Pieces of neighbours in the reduction's last iterator are computed at once, under one condition.
+    single = size == 2 and reduced[-1].extent % piece and str(copy.buffer.dtype) == operand.dtype
+    return dataclasses.replace(computed, elements=copy) if single else computed
 
 
 def _run(

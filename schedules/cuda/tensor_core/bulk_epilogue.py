@@ -79,13 +79,10 @@ class BulkEpilogue(Epilogue):
         column = column + place.lane % integer(4) * integer(self.width)
         # Kept as a multiple of the width: TVM loads a vector at once where it sees that it is aligned.
         column = keep(column // integer(self.width), "column") * integer(self.width)
-        names, held = (
-            {**place.batch, **decode(row, form.rows), **decode(column, form.columns)},
-            None,
-        )
+        names = {**place.batch, **decode(row, form.rows), **decode(column, form.columns)}
         last = form.columns[-1].var
         start = names.pop(last)
-        read, read_start = names, start
+        held, read, read_start = None, names, start
         if clamped:
             # A branch around each load would have them wait for each other.
             held = (row < integer(form.row_count)) & (column < integer(form.column_count))

@@ -20,8 +20,7 @@ import math
 from collections.abc import Sequence
 
 from ....compat import tirx
-from ....guards.tensor_tiles import COLUMNS
-from .access import PIECE_BYTES
+from ....guards.tensor_tiles import COLUMNS, PIECE_BYTES
 from .affine import as_copy, steps_in
 from .form import Anchor, Iterator, Operand, Products
 

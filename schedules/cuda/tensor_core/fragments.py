@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....compat import tirx
-from ....guards.tensor_tiles import COLUMNS, ROWS, STEP, Tile
-from .access import PIECE_BYTES, Access
+from ....guards.tensor_tiles import COLUMNS, PIECE_BYTES, ROWS, STEP, Tile
+from .access import Access
 from .evaluate import integer
 
 

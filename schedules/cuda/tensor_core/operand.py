@@ -17,7 +17,7 @@ from ....compat import ir, tirx
 from ....compat import script_builder as T
 from ...analysis import nodes_of
 from .access import Access
-from .affine import as_copy, substitute
+from .affine import substitute
 from .device_code import call
 from .evaluate import Views, conjunction, evaluate, integer, keep
 from .form import InnerSum, Iterator, Operand
@@ -139,12 +139,6 @@ class TileCopy:
         self.rows = rows
         #: Whether threads are left over that fill no row.
         self.idle = threads > self.rows_at_once * pieces
-        #: The guarded read that a computed operand of two bytes is, if it is one.
-        self.guarded = (
-            as_copy(operand.value, inner) if access.copy is None and access.size == 2 else None
-        )
-        if self.guarded is not None and str(self.guarded.buffer.dtype) != operand.dtype:
-            self.guarded = None
         self._prepare()
 
     @property
@@ -181,7 +175,7 @@ class TileCopy:
         exists = None if lines.count % lines.tile == 0 else position < integer(lines.count)
         if exists is not None:
             exists = T.bind(exists)
-        offset, copy = None, self.access.copy or self.guarded
+        offset, copy = None, self.access.copy or self.access.elements
         if copy is not None:
             zero = {i.var: integer(0) for i in self.reduced}
             offset = keep(substitute(copy.offset, {**values, **self.fixed, **zero}), "offset")
@@ -197,7 +191,7 @@ class TileCopy:
         slot : PrimExpr or int
             Where the tile goes: byte offset in shared memory.
         """
-        if self.guarded is not None:
+        if self.access.elements is not None:
             self._read_all(step, slot)
             return
         for number in range(self.passes):
@@ -252,7 +246,7 @@ class TileCopy:
 
     def _along(self, names: Mapping) -> tirx.PrimExpr:
         """What the reduction adds to the offset."""
-        offset = (self.access.copy or self.guarded).offset
+        offset = (self.access.copy or self.access.elements).offset
         still = {
             v: integer(0)
             for v in nodes_of(offset, tirx.Var)
@@ -285,7 +279,7 @@ class TileCopy:
         """Emit the loads of a piece."""
         offset, exists, values = self.starts[number]
         piece = T.alloc_buffer((self.access.piece,), "uint16", scope="local")
-        view = self.views[self.guarded.buffer.__chandle__()]
+        view = self.views[self.access.elements.buffer.__chandle__()]
         base = [*self._has_row(number), *([] if exists is None else [exists])]
         for place in range(self.access.piece):
             k = (
@@ -295,7 +289,7 @@ class TileCopy:
             )
             names = {**values, **self.fixed, **decode(k, self.reduced)}
             conditions = [*base, *([k < integer(self.total)] if self.is_ragged else [])]
-            conditions += [substitute(c, names) for c in self.guarded.conditions]
+            conditions += [substitute(c, names) for c in self.access.elements.conditions]
             valid = conjunction(conditions) if conditions else tirx.IntImm("bool", 1)
             at = offset + self._along(names)
             value = call("tvmf_read_or_zero_2", view.data, at, valid, result="uint16")

@@ -11,8 +11,8 @@ import dataclasses
 import tvm_ffi
 
 from ....compat import ir, tirx
+from ....guards.tensor_tiles import WORD_BYTES
 from ...analysis import dtype_bytes, nodes_of
-from .access import WORD_BYTES
 from .affine import as_copy
 from .form import Anchor, InnerSum, Iterator, Operand, Products
 

@@ -8,7 +8,6 @@ from ....compat import tirx
 from ....guards.tensor_tiles import Problem
 from ...analysis import dtype_bytes, nodes_of
 from .access import access_of
-from .affine import as_copy
 from .form import Anchor, Products
 
 
@@ -35,10 +34,9 @@ def problem_of(form: Products) -> Problem:
 
 
 def _is_gathered(form: Products, anchor: Anchor) -> bool:
-    """Whether the row operand is a read of a tensor that no copy of several elements can make."""
+    """Whether the row operand is read element by element."""
     across = (*form.batch, *form.rows)
-    computed = access_of(anchor.rows, across, anchor.reduced, form.inner).copy is None
-    return computed and as_copy(anchor.rows.value, form.inner) is not None
+    return access_of(anchor.rows, across, anchor.reduced, form.inner).elements is not None
 
 
 def _reduction_is_inner(form: Products, anchor: Anchor) -> bool:

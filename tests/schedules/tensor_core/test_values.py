@@ -35,6 +35,11 @@ def scaled_before(emit, data, scale, shift, weight, **attrs):
     return conv(emit, emit(op.nn.relu(value)), weight, **attrs)
 
 
+def enlarged(emit, data, weight):
+    """Each row of an image twice: which one a place of the window reads is no sum of the place's and the output's."""
+    return conv(emit, emit(op.repeat(data, 2, axis=1)), weight, padding=1)
+
+
 def residual(emit, data, weight, bias, shortcut):
     """Bias, another tensor, clip."""
     total = emit(op.add(conv(emit, data, weight, padding=1), bias))
@@ -232,6 +237,8 @@ CASES = [
         constants=(1,),
         dtype="bfloat16",
     ),
+    case("3 channels, enlarged", enlarged, (1, 6, 9, 3), (16, 3, 3, 3), constants=(1,)),
+    case("16 channels, enlarged", enlarged, (1, 6, 9, 16), (16, 3, 3, 16), constants=(1,)),
     case("27 deep", turned, (33, 27), (24, 27), constants=(1,)),
     case("18 channels to 10", block, (1, 9, 9, 18), (10, 3, 3, 18), (10,), padding=1),
     case("20 channels to 12", block, (1, 9, 9, 20), (12, 3, 3, 20), (12,), padding=1),
