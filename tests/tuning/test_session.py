@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import zlib
 
 import pytest
@@ -14,9 +15,10 @@ from tvm_fusion.errors import TuningError
 from tvm_fusion.planner.assemble import proposals_of
 from tvm_fusion.targets import parse_target, with_variant
 from tvm_fusion.testing.modules import ModuleBuilder
-from tvm_fusion.testing.synthetic_blocks import concatenated_sums
+from tvm_fusion.testing.synthetic_blocks import concatenated_sums, cross_pair
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeReferences, FakeRunner, ok, spills
 from tvm_fusion.transform.fuse import apply_plan, plan_module
+from tvm_fusion.tuning.describe import describe
 from tvm_fusion.tuning.measure import RunResult
 from tvm_fusion.tuning.session import Session
 from tvm_fusion.tuning.trials import TrialSet
@@ -42,7 +44,9 @@ def chain(blocks=2):
 class Rig:
     """A session whose candidates take what a function of operators, template and decision says."""
 
-    def __init__(self, folder, module, time, *, trials=64, stop=None, fails=None, config=None):
+    def __init__(
+        self, folder, module, time, *, trials=64, stop=None, fails=None, config=None, after=None
+    ):
         self.records = WorkDir(folder).open(record_arch(TARGET.attrs), "float32")
         self.runner = FakeRunner(lambda kernel, *rest: time(self.operators(kernel), *rest), stop)
         builder = FakeBuilder(
@@ -53,8 +57,9 @@ class Rig:
             device_of(TARGET, None),
         )  # fmt: skip
         self.session = Session(
-            module, TARGET, config or FusionConfig(), self.tuner, Budget(trials), "chain"
-        )
+            module, TARGET, config or FusionConfig(), self.tuner, Budget(trials), "chain",
+            runs=[describe(after.session, "finished")] if after else (),
+        )  # fmt: skip
         self.run = self.session.run
         #: What was measured again to settle between the fastest; `runner.ran` is what was searched.
         self.finals, settle = [], self.tuner.settle
@@ -168,6 +173,24 @@ def test_killed_and_run_again(tmp_path):
     # Once the budget is spent, running it again measures nothing and changes nothing.
     third = Rig(tmp_path, chain(), time)
     assert third.run() == plan and not third.runner.ran and not third.finals
+
+
+@pytest.mark.parametrize(("seed", "trials"), [(3, 24), (11, 40), (16, 64)])
+def test_a_noisy_clock_measures_nothing_twice(tmp_path, seed, trials):
+    """Groups of about the same speed, and a clock of which no two answers are alike: the same command is at its end."""
+    rng = random.Random(seed)
+
+    def time(operators, *rest):
+        chance = zlib.crc32(repr((seed, operators, rest)).encode()) / 2**32
+        middle = (10 + seed) * len(operators) * (0.9 + 0.2 * chance)
+        return RunResult("ok", tuple(middle * (1 + abs(rng.gauss(0, 0.05))) for _ in range(5)))
+
+    first = Rig(tmp_path, cross_pair(size=14), time, trials=trials)
+    plan = first.run()
+    assert describe(first.session, "finished").asked  # or there is nothing to forget
+    again = Rig(tmp_path, cross_pair(size=14), time, trials=trials, after=first)
+    assert again.run() == plan
+    assert not again.runner.ran and not again.finals and again.tuner.trials == first.tuner.trials
 
 
 def test_a_budget_that_is_too_small_is_exceeded_by_a_batch_at_most(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import random
 import zlib
 
 import pytest
@@ -13,16 +14,20 @@ import pytest
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.errors import DatabaseError, TuningError
 from tvm_fusion.frontend.canonical import canonicalize
+from tvm_fusion.graph.relax import from_relax
+from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing.modules import ModuleBuilder
+from tvm_fusion.testing.synthetic_blocks import cross_pair
 from tvm_fusion.testing.trials import trial
 from tvm_fusion.testing.tuning_fakes import FakeBuilder, FakeRunner, fake_workbench
 from tvm_fusion.tuning import tune as tune_module
 from tvm_fusion.tuning import tuner as tuner_module
 from tvm_fusion.tuning import untuned as untuned_module
+from tvm_fusion.tuning.asked import asked_before, graph_digest, notes_of
 from tvm_fusion.tuning.lookup import own_device, recorded_device, records_for
 from tvm_fusion.tuning.overview import overview
-from tvm_fusion.tuning.summary import Summary, load_summaries, save_summary
+from tvm_fusion.tuning.summary import GroupNote, Summary, load_summaries, save_summary
 from tvm_fusion.tuning.tune import plan_from_records, tune_model
 from tvm_fusion.tuning.tuner import Device
 from tvm_fusion.tuning.untuned import plan_untuned
@@ -356,8 +361,49 @@ def test_a_workbench_that_cannot_be_leaves_no_folder(tmp_path, faked, monkeypatc
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("seed", [0, 7, 9])
+def test_what_was_asked_for_is_known_to_the_next_run(tmp_path, faked, monkeypatch, seed):
+    """A clock of which no two answers are alike: with the budget spent, the same command repeats nothing."""
+    rng, mod = random.Random(seed), canonicalize(cross_pair(size=14))
+    tune_model(mod, TARGET, tmp_path / "other", trials=64)
+    (other,) = WorkDir(tmp_path / "other").places()
+    sizes = {trial.kernel: len(trial.operators) for trial in other.records()}
+
+    def time(kernel, *rest):
+        """About the same for a group and for its operators one by one."""
+        middle = 9 + 2 * zlib.crc32(repr((seed, kernel, rest)).encode()) / 2**32
+        return sizes.get(kernel, 7) * middle * (1 + abs(rng.gauss(0, 0.05)))
+
+    monkeypatch.setattr(faked, "time", time)
+    work = tmp_path / "work"
+    first = tune_model(mod, TARGET, work, trials=24)
+    (place,) = WorkDir(work).places()
+    (summary,) = load_summaries(place.folder)
+    lines = (place.folder / "trials.jsonl").read_text()
+    assert set(Proposal(*dataclasses.astuple(note)) for note in summary.asked)
+    again = tune_model(mod, TARGET, work, trials=24)
+    assert (place.folder / "trials.jsonl").read_text() == lines
+    assert again.plan.groups == first.plan.groups and again.trials == first.trials
+    assert plan_from_records(mod, TARGET, place.records()).groups == first.plan.groups
+
+
+def test_what_was_asked_of_another_graph_is_not_known():
+    note = GroupNote("vertical", ("a", "b"), ("a",), (("a", "b"),), 2, (), ())
+    graphs = [from_relax(mod).graph for mod in (module(), canonicalize(cross_pair(size=14)))]
+    digests = [graph_digest(graph) for graph in graphs]
+    fields = ("llvm", "float32", "cpu", "", 3, 9, "stopped", (4, 2), 1)
+    runs = [Summary(n, *fields, graph=d, asked=(note,)) for n, d in zip("ab", digests, strict=True)]
+    (found,) = asked_before(graphs[0], runs)
+    assert notes_of([found], []) == (note,) and not notes_of([found], [found])
+    assert asked_before(graphs[1], runs) and not asked_before(graphs[1], runs[:1])
+
+
 def test_summaries_survive_json_and_damage(tmp_path, recwarn):
-    summary = Summary("m", "llvm", "float32", "cpu", "", 3, 9, "stopped", (4, 2), 1)
+    note = GroupNote(
+        "cross", ("a", "b"), (), (("a",), ("b",)), 1, (("vertical", ("a",)),), (("form", "x"),)
+    )
+    values = ("m", "llvm", "float32", "cpu", "", 3, 9, "stopped", (4, 2), 1)
+    summary = Summary(*values, graph="0123", asked=(note,))
     assert Summary.from_json(summary.to_json()) == summary
     save_summary(tmp_path, summary)
     assert load_summaries(tmp_path) == [summary] and not recwarn.list

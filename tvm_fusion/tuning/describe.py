@@ -10,6 +10,7 @@ import math
 from ..config import FusionConfig
 from ..planner.plan import Plan
 from ..strategies.base import Proposal
+from .asked import graph_digest, notes_of
 from .depths import Chain, Row, chains
 from .overview import KernelView, kernel_views, single_kernels
 from .session import Session
@@ -67,6 +68,8 @@ def describe(
         untuned_us=whole.untuned_us if whole else None,
         shipped=shipped,
         options=options(session),
+        graph=graph_digest(session.graph),
+        asked=notes_of((p for p, _ in session.times.asked), session.explored()),
     )
 
 

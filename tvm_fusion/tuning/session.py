@@ -24,8 +24,10 @@ from ..planner.plan import Plan, Rejection
 from ..strategies.base import Proposal
 from ..transform.fuse import plan_module
 from ..transform.strip_fusion import strip
+from .asked import asked_before
 from .candidates import Variation, explore
 from .choice import Times, resources_of
+from .summary import Summary
 from .tuned_kernel import TunedKernel
 from .tuner import Budget, Tuner
 from .whole import WholeTimes
@@ -36,8 +38,8 @@ _OTHERS = 0.25
 #: Parts in which the trials are spent; after each the plan is made again.
 _PARTS = 4
 
-#: Plans made again because a group failed, and because kernels were measured again.
-_AGAIN, _SETTLED = 8, 4
+#: Plans made again because a group failed.
+_AGAIN = 8
 
 #: Share of the time in which candidates are tried; the rest is for measuring again what seems fastest.
 _TUNING = 0.85
@@ -60,10 +62,12 @@ class Session:
         Trials and time of the whole run.
     name : str
         Name of the model in the plan.
+    runs : sequence of Summary
+        Earlier runs that used the same records; those of this model say what was asked for.
 
     Attributes
     ----------
-    name : str
+    name, runs
         As given.
     variations : list of Variation
         What was explored.
@@ -87,11 +91,13 @@ class Session:
         tuner: Tuner,
         budget: Budget,
         name: str = "model",
+        *,
+        runs: Sequence[Summary] = (),
     ) -> None:
         with target:
             self.mod = tvm.transform.Sequential(before_lowering())(mod)
         self.target, self.config, self.tuner, self.budget = target, config, tuner, budget
-        self.name = name
+        self.name, self.runs = name, tuple(runs)
         # As it stands: the compiler lowers these operators, and no others. Groups that the model brings are seen
         # through, as in planning.
         self.graph = from_relax(strip(self.mod)[0]).graph
@@ -106,8 +112,7 @@ class Session:
 
     def run(self) -> Plan:
         """Tune within the budget and return the best plan; what it left unmeasured counts as predicted."""
-        self.variations = explore(self.graph, self._device, self.config)
-        kernels = self.times.kernels_of([*self._singles(), *self._explored()])
+        kernels = self._begin()
         self.tuner.measure_first([k for k in kernels if k is not None], self.budget)
         self._choose()
         part = max(16, (self.budget.trials - self.tuner.trials) // _PARTS)
@@ -119,21 +124,38 @@ class Session:
                 break  # nothing pays any more
             self.tuner.refit()
             self._choose()
-        self._settle()
+        plan = self._settled()
         self.finished = True
-        return self._choose()
+        if self.tuner.report is not None:
+            self.tuner.report()
+        return plan
 
-    def _settle(self) -> None:
-        """Measure again what seems fastest of the kernels that the plan calls, until it calls no others."""
-        for _ in range(_SETTLED):
-            calls = sorted(
-                self.calls, key=lambda call: (-call[0].best_us * call[1], call[0].digest)
-            )
-            self.tuner.settle([kernel for kernel, _ in calls], self.budget)
-            known = {kernel.digest for kernel, _ in calls}
-            self._choose()
-            if known >= {kernel.digest for kernel, _ in self.calls}:
-                return
+    def _begin(self) -> list[TunedKernel | None]:
+        """Take in what is on record of all that is explored or was ever asked for; return the former's kernels."""
+        self.variations = explore(self.graph, self._device, self.config)
+        kernels = self.times.kernels_of(self.explored())
+        self.times.kernels_of(asked_before(self.graph, self.runs))
+        return kernels
+
+    def _settled(self) -> Plan:
+        """Measure again what seems fastest of the kernels that the plan calls, until it asks for nothing more.
+
+        Returns
+        -------
+        Plan
+            The same that the same command makes again with its budget spent. Each kernel has one round at most, so
+            there are no more rounds than kernels.
+        """
+        settled: set[str] = set()
+        while True:
+            asked = len(self.times.asked)
+            plan = self._choose()
+            new = [call for call in self.calls if call[0].digest not in settled]
+            if self._is_over or (not new and len(self.times.asked) == asked):
+                return plan
+            new.sort(key=lambda call: (-call[0].best_us * call[1], call[0].digest))
+            self.tuner.settle([kernel for kernel, _ in new], self.budget)
+            settled.update(kernel.digest for kernel, _ in new)
 
     @property
     def _is_over(self) -> bool:
@@ -152,8 +174,7 @@ class Session:
         TuningError
             With ``require_all``, if one was not.
         """
-        self.variations = explore(self.graph, self._device, self.config)
-        self.times.kernels_of([*self._singles(), *self._explored()])
+        self._begin()
         plan = self._choose()
         while self.tuner.leave_outdated(kernel for kernel, _ in self.calls):
             plan = self._choose()
@@ -239,7 +260,11 @@ class Session:
         left = seconds - (time.monotonic() - self.budget.started)
         return Budget(min(self.budget.trials, self.tuner.trials + trials), left)
 
-    def _explored(self) -> list[Proposal]:
+    def explored(self) -> list[Proposal]:
+        """What every run of this model looks at: the operators alone, and the groups of all variations."""
+        return [*self._singles(), *self._offered()]
+
+    def _offered(self) -> list[Proposal]:
         return [p for variation in self.variations for p in variation.proposals]
 
     def _singles(self) -> list[Proposal]:
@@ -267,7 +292,7 @@ class Session:
             failed = self.times.failed()
             plan = plan_module(
                 self.mod, self.target, self.config, model=self.name, excluded=failed,
-                offered=self._explored(), compiler=self._resources, measure=self.times, recall=self.times.recall,
+                offered=self._offered(), compiler=self._resources, measure=self.times, recall=self.times.recall,
             )  # fmt: skip
             if failed.keys() == self.times.failed().keys():
                 break
@@ -289,7 +314,7 @@ class Session:
         spent = self._spent()
         for kernel in self.tuner.kernels.values():
             kernel.progress.weight = 0.0
-        explored = [*self._singles(), *self._explored()]
+        explored = self.explored()
         for proposal, kernel in zip(explored, self.times.kernels_of(explored), strict=True):
             if kernel is not None:
                 now = sum(spent.get(name, 0.0) for name in proposal.operators)

@@ -74,6 +74,19 @@ class Slower:
 
 
 @dataclasses.dataclass(frozen=True)
+class GroupNote:
+    """A group that the planner asked for (see ``strategies.base.Proposal``)."""
+
+    strategy: str
+    operators: tuple[str, ...]
+    anchors: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
+    depth: int
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    options: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Summary:
     """One model's last tuning run.
 
@@ -101,6 +114,10 @@ class Summary:
         pipeline.
     options : tuple of (str, str)
         What the configuration says otherwise than the default one, as JSON by name.
+    graph : str
+        Digest of the model's graph.
+    asked : tuple of GroupNote
+        What the planner asked for beyond what every run explores.
     date : str
         When, in UTC.
     """
@@ -125,6 +142,8 @@ class Summary:
     untuned_us: float | None = None
     shipped: str = "tuned"
     options: tuple[tuple[str, str], ...] = ()
+    graph: str = ""
+    asked: tuple[GroupNote, ...] = ()
     date: str = dataclasses.field(default_factory=now)
 
     def to_json(self) -> str:
@@ -147,7 +166,9 @@ class Summary:
             kernels = tuple(_read(KernelNote, entry) for entry in data.pop("kernels"))
             chains = tuple(_chain(entry) for entry in data.pop("chains"))
             slower = tuple(_read(Slower, entry) for entry in data.pop("slower"))
-            return _read(Summary, {**data, "kernels": kernels, "chains": chains, "slower": slower})
+            asked = tuple(_read(GroupNote, entry) for entry in data.pop("asked", ()))
+            notes = {"kernels": kernels, "chains": chains, "slower": slower, "asked": asked}
+            return _read(Summary, {**data, **notes})
         except (KeyError, TypeError) as error:
             raise ValueError(f"no summary: {error}") from error
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from ..build.inputs import require_static
 from ..build.signature import signature_of
@@ -128,12 +129,12 @@ def tune_model(
         records = place.records()
         device = own_device(records, device)
         tuner = Tuner(with_variant(target), None, None, None, records, device)
-        return _cached(Session(mod, target, config, tuner, budget, name), mod, place)
+        return _cached(_session(mod, target, config, tuner, budget, name, place.folder), mod, place)
     with _workbench(target, remote, devices, workbench) as bench:
         place.create()  # not before it is known that something can be measured
         records = place.records()
         tuner = _tuner(target, bench, records)
-        session = Session(mod, target, config, tuner, budget, name)
+        session = _session(mod, target, config, tuner, budget, name, place.folder)
         tuner.report = _Watch(session, place, report)
         tuner.report()
         plan = session.run()
@@ -142,6 +143,19 @@ def tune_model(
     found = _finish(session, plan, mod, lookup_in([records], tuner.device) if here else None)
     _save(session, place, found)
     return found
+
+
+def _session(
+    mod: tvm.IRModule,
+    target: Target,
+    config: FusionConfig,
+    tuner: Tuner,
+    budget: Budget,
+    name: str,
+    folder: Path,
+) -> Session:
+    """A run that knows what earlier ones with records of this folder asked for."""
+    return Session(mod, target, config, tuner, budget, name, runs=load_summaries(folder))
 
 
 def _cached(session: Session, mod: tvm.IRModule, place: Place) -> Tuned:
@@ -263,7 +277,9 @@ def plan_from_records(
     """
     device = recorded_device(records, device_of(target, None))
     tuner = Tuner(with_variant(target), None, None, None, records, device)
-    session = Session(mod, target, config or FusionConfig(), tuner, Budget(0), name)
+    session = _session(
+        mod, target, config or FusionConfig(), tuner, Budget(0), name, records.folder
+    )
     return _recalled(session, mod).plan
 
 
@@ -271,7 +287,7 @@ def _recalled(session: Session, mod: tvm.IRModule, *, require_all: bool = False)
     """What the records say; another plan where the last run of this model found another way faster."""
     plan, trials = session.recall(require_all=require_all), session.tuner.trials
     own = alone(session), session.tuner.device.name, options(session)
-    timed = [last for last in load_summaries(session.tuner.records.folder) if last.tuned_us]
+    timed = [last for last in session.runs if last.tuned_us]
     # It may have been tuned by several names.
     runs = [last for last in timed if (last.alone, last.device, last.options) == own]
     last = max(runs, key=lambda run: run.date, default=None)
