@@ -65,7 +65,7 @@ CONTENDERS: dict[str, Contender] = {
         Contender("jax", "jax_peer", "Jax", shards=2, cpu=True),
         Contender("tensorrt", "tensorrt_peer", "TensorRT"),
         Contender("tvm_default", "tvm_peer", "StockTVM"),
-        Contender("tvm_tuned", "tvm_peer", "TunedTVM", default=False),
+        Contender("tvm_tuned", "tvm_peer", "TunedTVM", shards=4, default=False),
         Contender("unfused", "ours", "Ours", {"fused": False}, kind="ours", shards=2, cpu=True),
         # The ladder of a block: what each kind of fusion adds.
         *(

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .base import Peer, Ready, gpu_alone
+from .base import Context, Peer, Ready, gpu_alone
 from .ours import arranged, imported
 from .tvm_run import versions, vm_ready
 
@@ -35,7 +35,7 @@ class StockTVM(Peer):
 
 
 class TunedTVM(StockTVM):
-    """Meta-schedule with a number of trials (``--stock-tvm-trials``) for a row."""
+    """Meta-schedule with a number of trials (``--stock-tvm-trials``) for a row, its candidates alone on the GPU."""
 
     def build(self, module: tvm.IRModule, target: Any) -> tuple[Any, dict[str, Any]]:
         trials = int(self.context.options.get("stock_tvm_trials") or 0)
@@ -46,11 +46,11 @@ class TunedTVM(StockTVM):
         from tvm_fusion.compat import import_tensor_intrinsics
 
         import_tensor_intrinsics()
-
+        alone = runner_alone(self.context)
         if target.kind.name == "llvm":  # its rules ask for the number of cores
             cores = os.cpu_count() or 1
             target = tvm.target.Target({"kind": "llvm", "num-cores": cores})
-        with target, gpu_alone(self.context), tempfile.TemporaryDirectory() as folder:
+        with target, tempfile.TemporaryDirectory() as folder:
             module = relax.get_pipeline("zero")(module)
             found = meta_schedule.relax_integration.tune_relax(
                 mod=module,
@@ -63,10 +63,29 @@ class TunedTVM(StockTVM):
                 builder=meta_schedule.builder.LocalBuilder(
                     initializer=import_tensor_intrinsics, timeout_sec=120
                 ),
+                runner=alone,
             )
             with found:
                 module = relax.transform.MetaScheduleApplyDatabase()(module)
             return tvm.compile(module, target, relax_pipeline=pipeline(target)), {"trials": trials}
+
+
+def runner_alone(context: Context) -> Any:
+    """Meta-schedule's own runner, which holds the GPU while candidates run; other rows are searched and built then."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule
+
+    @derived_object
+    class RunnerAlone(meta_schedule.runner.PyRunner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.runner = meta_schedule.runner.LocalRunner()
+
+        def run(self, runner_inputs: list[Any]) -> list[Any]:
+            with gpu_alone(context):
+                return self.runner.run(runner_inputs)  # they have run when it returns
+
+    return RunnerAlone()
 
 
 def stock_target(device: str) -> Any:
