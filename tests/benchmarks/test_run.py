@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -35,7 +36,7 @@ for line in sys.stdin:
     if verb == "ceilings": send({"ok": {"copy": 1e12, "float16": 1e14}}); continue
     if (kind, row, verb) == ("dies", "cbr1", "measure"): os.kill(os.getpid(), 9)
     if (kind, row, verb) == ("dies-in-prepare", "cbr1", "prepare"): os._exit(3)
-    if (kind, row, verb) == ("hangs", "cbr1", "prepare"): time.sleep(60)
+    if (kind, row, verb) == ("hangs", "cbr1", "prepare"): time.sleep(600)
     if (kind, row, verb) == ("fails", "cbr1", "prepare"):
         send({"error": "ValueError: no", "fatal": False}); continue
     if (kind, row, verb) == ("cuda", "cbr1", "measure"):
@@ -178,11 +179,13 @@ def test_no_batch_is_begun_after_the_budget(tmp_path: Path) -> None:
 
 
 def test_what_takes_too_long_to_compile_does_not_hold_up_the_batch(tmp_path: Path) -> None:
-    start = time.monotonic()
-    results, complete = run_fakes(tmp_path, {"eager": "hangs", "ours": ""}, batch_limit=2.0)
-    assert complete and time.monotonic() - start < 5
+    limits = {"prepare_limit": 60.0, "batch_limit": 5.0}
+    results, complete = run_fakes(tmp_path, {"eager": "hangs", "ours": ""}, **limits)
+    assert complete
     rows = {r["name"]: r for r in results["rows"]}
-    assert rows["cbr1"]["missing"]["eager"].startswith("took more than")
+    # What was left of the batch's time when it began, not all that one row may take.
+    found = re.fullmatch(r"took more than (\d+) s", rows["cbr1"]["missing"]["eager"])
+    assert found and int(found[1]) <= 5
     assert rows["fcln4"]["missing"]["eager"] == "no time was left to compile it"
     assert rows["cbr1"]["ours_us"] == rows["fcln4"]["ours_us"] == 8.0
 
@@ -217,11 +220,11 @@ def test_a_worker_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    worker = Worker([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    worker = Worker([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log")
     start = time.monotonic()
     with pytest.raises(WorkerError, match="took more than"):
         worker.hello(0.5)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert worker._process.poll() is not None
 
 

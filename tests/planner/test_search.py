@@ -199,10 +199,10 @@ def chain_windows(count: int, longest: int) -> tuple[Reachability, Candidates]:
 
 def test_a_chain_of_5000() -> None:
     graph, candidates = chain_windows(5000, 6)
-    started = time.perf_counter()
+    started = time.process_time()
     result = choose(graph, candidates)
-    # It takes about 0.1 s; the bound leaves room for a busy machine.
-    assert time.perf_counter() - started < 2.0
+    # Processor time, about 0.1 s: a busy machine may take a few times as long.
+    assert time.process_time() - started < 2.0
     check_is_feasible(graph, candidates, result)
     assert result.exact
     # The same by the textbook recurrence over prefixes.
@@ -241,9 +241,9 @@ def parallel_branches(depth_of_groups: range) -> tuple[Reachability, Candidates]
 @pytest.mark.parametrize("depths", [range(4, 5), range(1, 5)], ids=["whole", "every depth"])
 def test_twelve_branches(depths) -> None:
     graph, candidates = parallel_branches(depths)
-    started = time.perf_counter()
+    started = time.process_time()
     result = choose(graph, candidates)
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0
     check_is_feasible(graph, candidates, result)
     assert result.exact
     # Branches are alike up to the small bonus, so an optimum must cover all of them.

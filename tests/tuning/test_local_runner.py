@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tvm_fusion.build.library import export_library
@@ -56,14 +55,15 @@ def bad(kernels, tmp_path):
 
 
 def test_good_candidates_are_timed_in_order(kernels, builder, references, runner):
-    sources = [kernels.dense(), kernels.dense(rows=512)]
+    sources = [kernels.dense(), kernels.dense(rows=2048)]
     inputs = references.make(sources)
     built = builder.build([BuildRequest(source) for source in sources])
     order = [0, 1, 0]
     results = runner.run([RunRequest(built[i], inputs[i], "llvm") for i in order])
     assert [r.verdict for r in results] == ["ok"] * 3
     assert all(len(r.samples_us) >= 3 and min(r.samples_us) > 0 for r in results)
-    small, large, again = (np.median(r.samples_us) for r in results)
+    # One has 64 times the work of the other, and what else runs on the machine only ever adds to a time.
+    small, large, again = (min(r.samples_us) for r in results)
     assert large > 2 * small and large > 2 * again
 
 
@@ -132,7 +132,7 @@ def test_one_process_at_a_time_has_a_device(tmp_path):
         waiter.start()
         assert not held.wait(0.5)
         holder.kill()  # the lock goes with its holder
-        assert held.wait(10)
+        assert held.wait(60)
         waiter.join()
 
 

@@ -22,7 +22,9 @@ def make(channel):
         if do == "hang":
             time.sleep(3600)
         if do == "compile":  # a child that would go on for long
-            print(subprocess.Popen(["sleep", "3600"]).pid, file=open(request["file"], "w"))
+            with open(request["file"], "w") as file:
+                print(subprocess.Popen(["sleep", "3600"]).pid, file=file)
+            channel.extend(0.5, "compiling")
             time.sleep(3600)
         if do == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -33,8 +35,8 @@ def make(channel):
         if do == "raise":
             raise KeyError("missing")
         if do == "slow":
-            channel.extend(30, "second half")
-            time.sleep(1.5)
+            channel.extend(60, "second half")
+            time.sleep(float(request["seconds"]))
         if do == "wait":
             channel.extend(0.5, "waiting")
             time.sleep(3600)
@@ -44,6 +46,8 @@ def make(channel):
                 "fatal": do == "last"}
     return handle
 
+while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):  # what it imports takes long
+    time.sleep(0.01)
 serve(make)
 """
 
@@ -55,8 +59,8 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     made = []
 
-    def make() -> Worker:
-        made.append(Worker("toy_worker"))
+    def make(*arguments: str) -> Worker:
+        made.append(Worker("toy_worker", arguments))
         return made[-1]
 
     yield make
@@ -79,18 +83,18 @@ def test_an_unforeseen_error_costs_only_the_request(toy):
 
 
 @pytest.mark.parametrize(
-    ("do", "verdict", "message"),
+    ("do", "limit", "verdict", "message"),
     [
-        ("crash", "crashed", "died of SIGSEGV"),
-        ("exit", "crashed", "ended with exit code 3 (out of luck)"),
-        ("hang", "timeout", "took more than 0.5 s"),
+        ("crash", 30, "crashed", "died of SIGSEGV"),
+        ("exit", 30, "crashed", "ended with exit code 3 (out of luck)"),
+        ("hang", 0.5, "timeout", "took more than 0.5 s"),
     ],
 )
-def test_a_worker_that_dies_is_replaced(toy, do, verdict, message):
+def test_a_worker_that_dies_is_replaced(toy, do, limit, verdict, message):
     worker = toy()
     pid = worker.ask({"do": "work"}, 30)["pid"]
     with pytest.raises(WorkerDied) as info:
-        worker.ask({"do": do}, 0.5)
+        worker.ask({"do": do}, limit)
     assert (info.value.verdict, str(info.value)) == (verdict, message)
     again = worker.ask({"do": "work"}, 30)
     assert again["verdict"] == "done" and again["pid"] != pid
@@ -106,7 +110,8 @@ def test_a_last_answer_replaces_the_worker(toy):
 def test_a_stage_has_a_time_of_its_own(toy):
     worker = toy()
     worker.start()
-    assert worker.ask({"do": "slow"}, 1.0)["verdict"] == "done"
+    # Before the stage begins there are 3 s, which a busy machine may need.
+    assert worker.ask({"do": "slow", "seconds": 3.5}, 3.0)["verdict"] == "done"
     with pytest.raises(WorkerDied) as info:
         worker.ask({"do": "wait"}, 30)
     assert (info.value.verdict, info.value.stage) == ("timeout", "waiting")
@@ -115,9 +120,9 @@ def test_a_stage_has_a_time_of_its_own(toy):
 def test_what_a_worker_started_ends_with_it(toy, tmp_path):
     file = tmp_path / "pid"
     with pytest.raises(WorkerDied):
-        toy().ask({"do": "compile", "file": str(file)}, 2)
+        toy().ask({"do": "compile", "file": str(file)}, 60)
     pid = int(file.read_text())
-    for _ in range(100):
+    for _ in range(600):
         try:
             # A child that nobody waits for is a zombie until init has seen it.
             if open(f"/proc/{pid}/stat").read().split()[2] == "Z":
@@ -136,7 +141,7 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path):
 def test_a_pool_keeps_the_order_and_loses_one_request_per_death(toy):
     pool = WorkerPool([toy(), toy()])
     what = ["work", "crash", "work", "hang", "work", "work", "raise", "work"]
-    answers = pool.map([{"do": do, "number": i} for i, do in enumerate(what)], 2)
+    answers = pool.map([{"do": do, "number": i} for i, do in enumerate(what)], 5)
     wanted = {"work": "done", "crash": "crashed", "hang": "timeout", "raise": "error"}
     assert [a["verdict"] for a in answers] == [wanted[do] for do in what]
     assert [a["number"] for a in answers if a["verdict"] == "done"] == [0, 2, 4, 5, 7]
@@ -151,7 +156,7 @@ def test_a_pool_holds_what_is_around_a_request(toy):
         worker.start()
     answers = pool.map([{"do": "hang"}] * 3, 0.4)
     assert [a["verdict"] for a in answers] == ["timeout"] * 3
-    assert time.monotonic() - begin > 1.2  # one after another
+    assert time.monotonic() - begin > 1.1  # one after another: 3 x 0.4 s, not 2 x 0.4 s
 
 
 def test_a_pool_says_when_a_worker_has_nothing_left(toy):
@@ -178,11 +183,12 @@ def test_ctrl_c_ends_the_workers(toy):
             os.kill(pid, 0)
 
 
-def test_workers_are_launched_before_they_are_asked(toy):
-    pool = WorkerPool([toy(), toy()])
-    begin = time.monotonic()
+def test_workers_are_launched_before_they_are_asked(toy, tmp_path):
+    """Without waiting for them: these are not ready before there is a file, which is made later."""
+    go = tmp_path / "go"
+    pool = WorkerPool([toy(str(go)), toy(str(go))])
     pool.launch()
-    assert time.monotonic() - begin < 1
+    go.touch()
     pids = {worker.pid for worker in pool.workers}
     assert None not in pids and len(pids) == 2
     pool.launch()  # once
