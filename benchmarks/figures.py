@@ -1,4 +1,4 @@
-"""The mission's figures: fused against unfused, line by line, and the curve of 2 to 12 members.
+"""The figures that the project set out from: fused against unfused, line by line, and the curve of 2 to 12 members.
 
     python benchmarks/figures.py --out figures.json                # measure on this GPU, and print
     python benchmarks/figures.py --out figures.json --curve 128    # also the curve, 128×128 maps
@@ -29,7 +29,7 @@ _CURVE = Path(__file__).with_name("members_curve.py")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line of the mission's table: its row, and what the project's sources say."""
+    """One line of the table: its row, and the figure that was given for it when the project began."""
 
     case: str
     row: str

@@ -34,7 +34,6 @@ from tvm_fusion.planner.plan import Plan
 from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.targets import with_variant
 from tvm_fusion.testing.models import LIGHT_MODELS, light_model
-from tvm_fusion.testing.modules import ModuleBuilder
 from tvm_fusion.testing.named_blocks import NAMED_BLOCKS, named_block
 from tvm_fusion.transform.annotate import annotate
 from tvm_fusion.transform.lower_groups import lower_groups
@@ -171,19 +170,6 @@ def kernel_of_proposal(name: str, module: tvm.IRModule, proposal: Proposal, targ
     )
     what = _proposal_row(found.graph, proposal, target)
     return Kernel(_row(name, "fused", func, outputs, what), func, outputs)
-
-
-def reference_kernels(dtype: str, target: Any) -> list[Kernel]:
-    """An almost empty kernel, a large pointwise one and a large product: overhead and ceilings."""
-    out = []
-    for name, shape, product in (
-        ("empty", (1, 32), False), ("stream", (8192, 8192), False), ("product", (4096, 4096), True),
-    ):  # fmt: skip
-        b = ModuleBuilder(dtype)
-        x = b.input("x", shape)
-        y = relax.op.matmul(x, b.input("y", shape)) if product else relax.op.nn.relu(x)
-        out += list(kernels_of(name, b.finish(b.op("y", y)), target))
-    return list({k.row["hash"]: k for k in out}.values())
 
 
 def _scheduled(mod: tvm.IRModule, target: Any) -> tvm.IRModule:

@@ -1,7 +1,7 @@
 """How many parallel convolutions one kernel should hold: 2 to 12 members against their parts.
 
-The mission's four-convolutions case (3×3, 64 channels, ReLU after each so that the sum does not
-collapse), 128×128 and 14×14, summed or returned apart, on one input or on one each. For each number
+Parallel convolutions (3×3, 64 channels, ReLU after each so that the sum does not collapse),
+128×128 and 14×14, summed or returned apart, on one input or on one each. For each number
 of members: predicted, and with ``--times`` or on a GPU measured, microseconds of one kernel for all,
 of one kernel per branch (vertical), of one per operator, and what the planner chooses.
 

@@ -132,7 +132,7 @@ _NETWORKS = tuple(
     for batch in (1, 32)
 )
 
-#: Lines of the mission's table that no row above is (``figures.py``): measured when asked for by name.
+#: Lines of the table of ``figures.py`` that no row above is: measured when asked for by name.
 _FIGURES = (
     Row(
         "convsum3",

@@ -37,8 +37,8 @@ class FusionConfig:
         Largest number of working operators on one path of a vertical group.
     max_members : int
         Largest number of horizontal branches that stay apart in one kernel. 4 to 6 pay most; 12
-        lost 8 % (project sources), so the default is 6. Branches of a linear sum collapse and do
-        not count.
+        lost 8 % (given when the project began; ``benchmarks/members_curve.py`` measures it), so the
+        default is 6. Branches of a linear sum collapse and do not count.
     max_operators : int
         Largest number of operators in one group; bounds compile time and parameter count.
     balance : str
@@ -47,8 +47,8 @@ class FusionConfig:
         kernel to the heavy one's, which makes both one convolution; ``"warps"`` lets every warp
         of the block work on each branch in turn, so that the heavier one gets more warp time.
     max_work_ratio : float
-        Largest ratio of the work of two branches of one join (project sources: do not fuse above
-        1:3).
+        Largest ratio of the work of two branches of one join (given when the project
+        began: do not fuse above 1:3).
     max_recompute : float
         Largest number of times that a value may be computed inside a group, on average.
     max_shared_memory : int or None

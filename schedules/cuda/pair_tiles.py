@@ -186,7 +186,7 @@ def _sliced(
         box = second.operands[problem.middle].sizes(_counts(problem, sizes, steps))
         middle = math.prod(box) * second.operands[problem.middle].nbytes
         part, staged = steps, 0
-        for part in _parts(second, steps):
+        for part in _parts(steps):
             staged = other.footprint(_counts(problem, sizes, part))
             if middle + staged * other.nbytes <= bounds.shared_bytes * 3 // 4:
                 break
@@ -233,7 +233,7 @@ def _slices(second: Sum) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _parts(second: Sum, steps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _parts(steps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The whole slice, then smaller parts of its longest iterator."""
     yield steps
     longest = max(range(len(steps)), key=lambda i: steps[i])

@@ -61,7 +61,7 @@ class FlatMember:
 
 def lower_member(func: tirx.PrimFunc, target: Target) -> FlatMember | None:
     """Lower a scheduled member; ``None`` when it is not exactly one kernel launch with constant extents."""
-    body = _lowered(func, target, _passes(target), exactly=True)
+    body = _lowered(func, target, _passes(), exactly=True)
     return None if body is None or contains(body, (tvm.ir.Call, _is_grid_barrier)) else _peel(body)
 
 
@@ -173,7 +173,7 @@ def _is_grid_barrier(call: tvm.ir.Call) -> bool:
     return is_barrier and str(call.args[0].value) == "global"
 
 
-def _passes(target: Target) -> list:
+def _passes() -> list:
     config = tvm.transform.PassContext.current().config
     lower, flat = s_tir.transform, tirx.transform
     passes = [

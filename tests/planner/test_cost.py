@@ -44,7 +44,7 @@ def totals(plan):
     return launches, (t.bytes_before, t.bytes_after), (t.flops_before, t.flops_after)
 
 
-# The mission's table of figures, row by row.
+# The figures that the project set out from (benchmarks/figures.py), row by row.
 
 
 def test_four_convolutions_summed():

@@ -22,7 +22,7 @@ from tvm_fusion.testing.transformer_blocks import dense_norm_heads
 
 
 def test_the_four_convolutions():
-    """The mission's first row: 7 launches and 34 MiB become 1 launch and 4 MiB plus the weights."""
+    """Four convolutions, summed: 7 launches and 34 MiB become 1 launch and 4 MiB plus the weights."""
     plan = planned(parallel_convs(4, dtype="float16"))
     weights = 4 * 64 * 64 * 9 * 2
     assert (plan.totals.launches_before, plan.totals.launches_after) == (7, 1)

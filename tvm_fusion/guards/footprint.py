@@ -80,18 +80,14 @@ def _estimate(graph: DataflowGraph, proposal: Proposal, device: DeviceSpec) -> F
             graph, proposal, device
         )
     if _gates(graph, proposal, dense):
-        return _gated(graph, proposal, dense, device)
+        return _gated(graph, proposal, dense)
     if dense:
         return _contraction(graph, proposal, dense, flops, device)
-    return _without_products(graph, proposal, anchors, flops, device)
+    return _without_products(graph, proposal, anchors, flops)
 
 
 def _without_products(
-    graph: DataflowGraph,
-    proposal: Proposal,
-    anchors: list[Operator],
-    flops: int,
-    device: DeviceSpec,
+    graph: DataflowGraph, proposal: Proposal, anchors: list[Operator], flops: int
 ) -> Footprint:
     """Pointwise chains, pooling, reductions and row operators."""
     size = result_size(graph, proposal)
@@ -259,9 +255,7 @@ def _gates(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> b
     return all(graph.tensors[a.outputs[0]].size < size for a in dense)
 
 
-def _gated(
-    graph: DataflowGraph, proposal: Proposal, dense: list[Operator], device: DeviceSpec
-) -> Footprint:
+def _gated(graph: DataflowGraph, proposal: Proposal, dense: list[Operator]) -> Footprint:
     """Blocks of a large pointwise result, each of which computes the gate values of its channels."""
     size = result_size(graph, proposal)
     gates = max(graph.tensors[a.outputs[0]].size for a in dense)

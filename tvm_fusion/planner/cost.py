@@ -90,8 +90,8 @@ class Rates:
 #: For one H200, taken for all GPUs, whose peaks the device table has. ``compute``, ``step`` and
 #: ``saturation`` were chosen with ``benchmarks/fit_cost.py``; ``memory``, ``latency`` and ``forms``
 #: by hand from the same tables (benchmarks/results/kernels-h200.json, kernels-h200-forms.json);
-#: ``crowding`` so that 12 members lose about 8 % against twice 6 (project sources; measured: -23 to
-#: 85 %, h200-kernels.md).
+#: ``crowding`` so that 12 members lose about 8 % against twice 6 (given when the project began;
+#: measured: -23 to 85 %, h200-kernels.md).
 GPU_RATES = Rates(
     memory=0.85,
     compute={

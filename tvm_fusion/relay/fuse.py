@@ -56,15 +56,16 @@ def plan(
     InvalidModelError, TargetError
         If the module or the target is not usable.
     """
-    return _planned(*_read(mod), target, config or FusionConfig(), name)
+    _, found, existing = _read(mod)
+    return _planned(found, existing, target, config or FusionConfig(), name)
 
 
 def plan_with_graph(
     mod: tvm.IRModule, target: AnyTarget, config: FusionConfig
 ) -> tuple[Plan, DataflowGraph]:
     """Plan a Relay module, and return the graph too that the plan is of."""
-    flat, found, existing = _read(mod)
-    return _planned(flat, found, existing, target, config), found.graph
+    _, found, existing = _read(mod)
+    return _planned(found, existing, target, config), found.graph
 
 
 def explain(
@@ -129,7 +130,6 @@ def _is_last(found: RelayGraph, name: str, owners: Mapping[Any, str]) -> bool:
 
 
 def _planned(
-    mod: tvm.IRModule,
     found: RelayGraph,
     existing: Mapping[str, Proposal],
     target: AnyTarget,
@@ -155,7 +155,7 @@ class _DecidingPass:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Annotate ``main``; groups that stand already are kept, or absorbed whole where that costs less."""
         flat, found, existing = _read(mod)
-        return _annotated(flat, found, _planned(flat, found, existing, self.target, self.config))
+        return _annotated(flat, found, _planned(found, existing, self.target, self.config))
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.relay.VerticalFusion")
@@ -288,5 +288,5 @@ class Fuse:
         flat, found, existing = _read(mod)
         decided = self.what
         if not isinstance(decided, Plan):
-            decided = _planned(flat, found, existing, self.target, decided or FusionConfig())
+            decided = _planned(found, existing, self.target, decided or FusionConfig())
         return _annotated(flat, found, decided)

@@ -342,7 +342,7 @@ def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
                     operator.op,
                     operator.inputs.index(previous),
                     operator.structure,
-                    tuple(_channel_form(graph, operator, t) for t in others),
+                    tuple(_channel_form(graph, t) for t in others),
                 )
             )
             previous = operator.outputs[0]
@@ -350,7 +350,7 @@ def same_structure(graph: DataflowGraph, branches: Iterable[Branch]) -> bool:
     return len(forms) == 1
 
 
-def _channel_form(graph: DataflowGraph, operator: Operator, tensor: str) -> tuple[Any, ...]:
+def _channel_form(graph: DataflowGraph, tensor: str) -> tuple[Any, ...]:
     """Rank of a constant operand and which of its axes are not broadcast."""
     shape = graph.tensors[tensor].shape
     return tuple(extent != 1 for extent in shape)

@@ -191,7 +191,7 @@ def parallel_convs(
     dtype: str = "float32",
     layout: str = "NCHW",
 ) -> tvm.IRModule:
-    """Parallel convolutions, the mission's first case.
+    """Parallel convolutions, summed, concatenated or returned apart.
 
     Parameters
     ----------

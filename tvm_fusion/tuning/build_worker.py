@@ -136,7 +136,7 @@ def build(
 def _build_for_cpu(
     scheduled: tirx.PrimFunc, target: Target, artifact: Path, packed: Packed
 ) -> Built:
-    executable = _compile(scheduled, target, target, tir_pipeline.NAME)
+    executable = _compile(scheduled, target)
     export_library(executable, artifact)
     return Built(artifact, _digest(executable, packed), packed=packed)
 
@@ -157,9 +157,7 @@ def _build_for_gpu(
 
     with _compiling_by(machine_code):
         mod = tvm.IRModule({"main": scheduled})
-        executable = _compile(
-            scheduled, target, tir_pipeline.target_of(mod, target), tir_pipeline.NAME
-        )
+        executable = _compile(scheduled, tir_pipeline.target_of(mod, target))
     if not made:  # where TVM finds no CUDA it does not ask for machine code
         for source in device_sources(executable.mod):
             machine_code(source)
@@ -183,10 +181,10 @@ def _too_much_shared(used: int, most: int) -> BuildFailure:
     return BuildFailure("shared_memory", message, shared_bytes=used)
 
 
-def _compile(scheduled: tirx.PrimFunc, target: Target, wanted: Target, pipeline: str) -> Any:
+def _compile(scheduled: tirx.PrimFunc, target: Target) -> Any:
     mod = tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")})
     with tvm.transform.PassContext(opt_level=3, config={"tirx.use_async_copy": True}):
-        return tvm.compile(mod, target=wanted, tir_pipeline=pipeline)
+        return tvm.compile(mod, target=target, tir_pipeline=tir_pipeline.NAME)
 
 
 @contextlib.contextmanager

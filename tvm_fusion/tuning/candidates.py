@@ -15,7 +15,7 @@ from ..planner.cost import fused_cost
 from ..planner.planner import solve
 from ..strategies.base import Proposal
 
-#: Depths of mission's table: pairs, three or four operators, any number.
+#: Depths of chains that are tried beside the limit of the configuration: pairs, and three or four operators.
 DEPTHS = (2, 4)
 
 #: Further groupings of the operators of one chosen group, of those that the model ranks best.

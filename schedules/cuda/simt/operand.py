@@ -171,7 +171,7 @@ class TileCopy:
             self._copy(line, 0, place, at, guard, whole)
         elif copy is None and whole > 1:
             with T.serial(0, whole) as number:
-                self._compute(line, number, place, at, guard)
+                self._compute(number, place, at, guard)
         else:
             for number in range(whole):
                 self._one(line, number, place, at, guard)
@@ -183,7 +183,7 @@ class TileCopy:
     def _one(self, line: int, number: int, place: _Position, at, guard: _Guard) -> None:
         """One row of one line."""
         if self.access.copy is None:
-            self._compute(line, number, place, at, guard)
+            self._compute(number, place, at, guard)
         else:
             self._copy(line, number, place, at, guard)
 
@@ -213,7 +213,7 @@ class TileCopy:
 
     # -- operands that are computed ---------------------------------------------------------------
 
-    def _compute(self, line: int, number, place: _Position, at, guard: _Guard) -> None:
+    def _compute(self, number, place: _Position, at, guard: _Guard) -> None:
         below = (
             number * self.row_step if isinstance(number, int) else number * integer(self.row_step)
         )

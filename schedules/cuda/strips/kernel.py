@@ -257,10 +257,10 @@ class _Window:
             names[anchor.down.var] = row.down
         if anchor.across is not None:
             names[anchor.across.var] = integer(use[1])
-        valid = self._inside(moved, names, (row, shift))
+        valid = self._inside(moved, names)
         return self.data.load(moved, names, valid), valid
 
-    def _inside(self, moved: dict, names: dict, key: tuple) -> tirx.PrimExpr:
+    def _inside(self, moved: dict, names: dict) -> tirx.PrimExpr:
         """What must hold for a position not to be padding; what is always so is left out."""
         analyzer = sym.Analyzer()
         ranges, starts = {}, {}
@@ -275,10 +275,10 @@ class _Window:
             replaced = analyzer.simplify(substitute(condition, {**ranges, **names}))
             if isinstance(replaced, tirx.IntImm) and int(replaced):
                 continue
-            conditions.append(self._known(substitute(replaced, starts), replaced, key))
+            conditions.append(self._known(substitute(replaced, starts), replaced))
         return conjunction(conditions) if conditions else tirx.IntImm("bool", 1)
 
-    def _known(self, condition, replaced, key: tuple) -> tirx.PrimExpr:
+    def _known(self, condition, replaced) -> tirx.PrimExpr:
         """A condition, kept where it was met before."""
         if nodes_of(condition, tirx.Var):
             return condition  # of a loop's iterator

@@ -120,7 +120,7 @@ class _Layer:
         from_x = editor.add("Add", editor.add("MatMul", self.x, w_t), self._wb)
         peepholes = self._part(p, direction)
         self._peepholes = self._gates(peepholes, 3, axis=0) if peepholes else None
-        mask = self._mask(lengths, length, dtype)
+        mask = self._mask(lengths, length)
         outputs = [""] * length
         for step in reversed(range(length)) if backward else range(length):
             part = editor.add("Gather", from_x, np.array(step), axis=0)
@@ -143,7 +143,7 @@ class _Layer:
         axis = 1 if transposed and self.attributes.get("layout", 0) else 0
         return self.editor.add("Gather", name, np.array(direction), axis=axis)
 
-    def _mask(self, lengths: str, steps: int, dtype: np.dtype) -> str | None:
+    def _mask(self, lengths: str, steps: int) -> str | None:
         """Return whether each step of each sequence is inside it, [steps, batch, 1]."""
         if not lengths:
             return None
