@@ -7,10 +7,13 @@ checked.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tvm_fusion.compat import relax
 from tvm_fusion.devices import CPU, DEVICES
+from tvm_fusion.planner import cost as cost_module
 from tvm_fusion.planner.cost import fused_cost, operator_cost, unfused_cost
 from tvm_fusion.strategies.base import Proposal
 from tvm_fusion.testing.blocks import (
@@ -215,6 +218,32 @@ def test_two_anchors_back_to_back():
     # the inner value is written once and read once, and so are its bias and ReLU
     assert before.nbytes - cost.nbytes == 4 * (6 * 524_288 + 2 * 2_097_152)
     assert (before.launches, before.flops) == (5, cost.flops)
+
+
+@pytest.mark.parametrize(
+    ("form", "members", "factor"),
+    [("back_to_back", 1, 3.0), ("joined", 2, 5.0), ("joined", 1, 1.0), ("", 1, 1.0)],
+)
+def test_the_factor_of_a_form(monkeypatch, form, members, factor):
+    """A shortcut is an operand: with one branch a joined kernel is that of a vertical group.
+
+    On a chip whose kernels have no time model of their tiles.
+    """
+    device = DEVICES["sm_75"]
+    forms = {"back_to_back": 3.0, "joined": 5.0, "merged": 7.0}
+    rates = dataclasses.replace(cost_module.GPU_RATES, forms=forms, latency={})
+    monkeypatch.setattr(cost_module, "GPU_RATES", rates)
+    graph = graph_of(parallel_convs(2, channels=16, spatial=56))
+    names = ("conv0", "conv1", "add1") if members == 2 else ("conv0",)
+    branches = tuple((name,) for name in names[:members])
+    options = (("form", form),) if form else ()
+    proposal = Proposal("cross", names, names[:members], branches, 1, (), options)
+    # The same kernel as of a form that the rates do not know.
+    plain = dataclasses.replace(rates, forms={})
+    found = fused_cost(graph, proposal, device).microseconds - device.launch_overhead * 1e6
+    monkeypatch.setattr(cost_module, "GPU_RATES", plain)
+    without = fused_cost(graph, proposal, device).microseconds - device.launch_overhead * 1e6
+    assert found == pytest.approx(factor * without)
 
 
 def test_a_compound_group():

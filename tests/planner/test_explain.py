@@ -108,6 +108,21 @@ def explained(node, chosen, others):
     return found
 
 
+def test_a_neighbour_behind_two_views_is_told_of_once():
+    """And a view is not told of: it is no kernel that could be joined."""
+    b = ModuleBuilder()
+    x = b.input("x", (4, 8, 6, 6))
+    first = b.relu("first", x)
+    rows, columns = (
+        b.op(f"to{shape[0]}", relax.op.reshape(first, shape)) for shape in ((4, 288), (288, 4))
+    )
+    module = b.finish(b.op("last", relax.op.matmul(rows, columns)))
+    graph, _, considered = solved(module, deny=("*",))
+    (found,) = explain_node(graph, [], considered, "last").operators
+    assert [(n.name, n.role) for n in found.neighbours] == [("first", "producer")]
+    assert [n.name for n in one(module, "first", deny=("*",)).neighbours] == ["last"]
+
+
 def test_a_group_that_others_outdid_says_which():
     taken = [candidate(0, 3, 4.0), candidate(4, 5, 2.0), candidate(8, 9, 1.0)]
     found = explained("n3", taken, [candidate(2, 4, 3.0)])

@@ -71,6 +71,21 @@ def test_twenty_summed_convolutions_collapse_whatever_the_limit():
     assert plan.totals.launches_after == 1 and plan.groups[0].members == 20
 
 
+@pytest.mark.parametrize("denied", [(), ("*",)])
+def test_edges_of_views_are_not_told_of(denied):
+    """They have no kernel; what stops two operators with views between them is said of the node (`explain`)."""
+    b = ModuleBuilder()
+    x = b.conv("conv", b.input("x", (1, 8, 6, 6)), 8)
+    view = b.op("view", relax.op.reshape(x, (8, 36)))
+    graph = graph_of(b.finish(b.op("row", relax.op.nn.softmax(b.relu("relu", view)))))
+    working = {o.name for o in graph.operators if o.does_work}
+    assert working == {"conv", "relu", "row"}
+    plan = planned(graph, deny=denied)
+    told = {r.nodes for r in plan.rejected}
+    assert all(working.issuperset(nodes) for nodes in told)
+    assert (("relu", "row") in told) is bool(denied)
+
+
 def test_towers_of_other_shape_are_refused_and_stay_vertical():
     b = ModuleBuilder()
     x, y = b.input("x", (1, 8, 16, 16)), b.input("y", (1, 8, 8, 8))
