@@ -61,6 +61,7 @@ def test_a_depth_whose_kernels_all_fail_is_told():
     times = {**dict.fromkeys(PAIRS, 12.0), FOUR: math.inf, SIX: 50.0}
     _, rows = rows_of([*PAIRS, FOUR, SIX], times)
     assert rows[3].groups == (FOUR,) and math.isinf(rows[3].microseconds)
+    assert rows[3].singles == PAIRS[2].operators
     assert rows[5].microseconds == 50.0
 
 

@@ -92,6 +92,15 @@ def test_a_run_leaves_a_summary(tmp_path, faked):
     assert last.groups == len(found.plan.groups) > 0
     assert math.isclose(last.model_us, sum(k.calls * k.best_us for k in last.kernels if k.calls))
     assert last.model_us < last.unfused_us
+    # Against the same operators, each as a kernel of its own.
+    best = {k.kernel: k.best_us for k in last.kernels}
+    grouped = [k for k in last.kernels if k.strategy]
+    assert any(math.isfinite(k.unfused_us) for k in grouped)
+    for view in grouped:
+        parts = dict(view.parts)
+        if math.isfinite(view.unfused_us):
+            assert sum(parts.values()) == len(view.operators)
+            assert math.isclose(view.unfused_us, sum(n * best[k] for k, n in parts.items()))
     costs = [k.cost_us for k in last.kernels]
     assert costs == sorted(costs, reverse=True)
 

@@ -119,6 +119,19 @@ def test_a_hint_is_tried_after_the_default(tmp_path, hinted):
     assert found.trials == len(set(runner.ran)) == 24
 
 
+def test_of_a_kernel_with_a_time_nothing_is_measured_first(tmp_path):
+    """Neither a hint nor the default: there is a time to plan with, and trials go where they help most."""
+    first = tuner(tmp_path, FakeRunner(time_of))
+    first.measure_first(first.add([NewKernel(product(), ["matmul"])]), Budget(64))
+    runner = FakeRunner(time_of)
+    hints = TrialSet([hint_for(*last_of(product()))])
+    second = tuner(tmp_path, runner, hints=hints)
+    known, new = (second.add([NewKernel(product(rows), ["matmul"])])[0] for rows in (256, 128))
+    assert known.opening and new.opening
+    second.measure_first([known, new], Budget(64))
+    assert known.trials == 1 and new.trials == len(runner.ran) == 1
+
+
 def test_a_hint_of_which_no_template_knows_is_left_out(tmp_path):
     hint = hint_for("tensor_core", (("no", 1),))
     found = tuner(tmp_path, FakeRunner(time_of), hints=TrialSet([hint]))
