@@ -12,7 +12,8 @@ that reads through a ReLU.
 Functions that ``--use_fast_math`` gets wrong are replaced (``schedules/cuda/exact_math.py``), reads of what other
 kernels wrote are kept behind the wait for them (``ordered_reads.py``), and maxima and minima keep NaN
 (``propagate_nan.py``); for the CPU that is done too, tangents of small numbers are exact (``exact_tanh.py``), and
-functions that float16 lacks there are float32's (``float32_functions.py``).
+functions that float16 lacks there are float32's (``float32_functions.py``). Integers are divided by what tensors hold
+without a signal (``safe_division.py``).
 Infinities of bfloat16 are spelled as C++ has them (``spelled_infinities.py``). Functions whose indices TVM would get
 wrong where it flattens buffers come with flat ones (``schedules/flatten_exactly.py``).
 """
@@ -32,6 +33,7 @@ from .exact_tanh import ExactTanh
 from .float32_functions import Float32Functions
 from .ordered_reads import WAIT, device_function, ordered_reads
 from .propagate_nan import PropagateNaN
+from .safe_division import safe_division
 from .spelled_infinities import SpelledInfinities
 
 #: Name under which the pipeline is registered with TVM.
@@ -62,7 +64,7 @@ class LowerKernels:
             gv: flatten_exactly(
                 ordered_reads(exact_functions(_rounding_once(f))) if _is_for_cuda(f) else f
             )
-            for gv, f in mod.functions_items()
+            for gv, f in ((gv, safe_division(f)) for gv, f in mod.functions_items())
         }
         mod = tvm.IRModule(functions, attrs=mod.attrs)
         groups: dict[tuple[str, ...], dict] = {}
