@@ -166,6 +166,41 @@ def test_a_dropped_row_index_is_found():
     assert worst_element(spec, dropped, coded)[0] > 0.1
 
 
+def total(axis):
+    """A sum over some axes, with a tanh that follows."""
+    b = ModuleBuilder()
+    x = b.input("x", (5, 7, 3))
+    return b.finish(b.op("tanh", relax.op.tanh(b.op("sum", relax.op.sum(x, axis)))))
+
+
+@pytest.mark.parametrize("axis", [None, [0, 1], [1], [2]])
+def test_no_sum_of_the_coded_input_cancels(axis):
+    """Of a sum that is zero but for rounding every order leaves something else, which is no error of a kernel."""
+    array = position_coded(TensorSpec("x", (5, 7, 3), "float64"))
+    sums = array.sum(axis=tuple(axis) if axis else None)
+    assert np.abs(sums).max() > 0.1
+    assert tf.verify(total(axis), "llvm", inputs=1).passed
+
+
+def test_the_coded_value_of_one_element_is_not_zero():
+    assert all(position_coded(TensorSpec("x", s, "float32")).min() > 0 for s in ((), (1,), (1, 1)))
+
+
+@pytest.mark.parametrize("written_out", [True, False])
+def test_operators_that_tvm_writes_out_can_be_referred_to(written_out):
+    """A scatter is one block of written loops, which has no root to schedule."""
+    b = ModuleBuilder()
+    x = b.input("x", (4, 6))
+    places = relax.const(np.arange(24).reshape(4, 6) % 5, "int64")
+    if written_out:
+        y = b.op("scatter", relax.op.scatter_elements(x, places, x, axis=1, reduction="add"))
+    else:
+        y = b.op("gather", relax.op.gather_elements(x, places, axis=1))
+    module = b.finish(b.op("tanh", relax.op.tanh(y)))
+    report = tf.verify(module, "llvm", inputs=1)
+    assert report.passed and report.comparisons[0].inputs == 2
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_types(dtype):
     module = parallel_convs(3, channels=8, spatial=9, relu=True, dtype=dtype, layout="NHWC")

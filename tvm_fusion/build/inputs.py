@@ -52,8 +52,8 @@ def require_static(specs: Sequence[TensorSpec]) -> None:
 def position_coded(spec: TensorSpec) -> np.ndarray:
     """Values that differ from row to row along every axis, so that a dropped or swapped index changes the result.
 
-    A sum of one ramp per axis, each with another slope, between -1 and 1; integers count 0, 1, 0,
-    1….
+    A sum of one ramp per axis, each with another slope, between -1/3 and 1; integers count 0, 1, 0, 1…. The middle is
+    not zero, so that no sum of the values cancels: what is left of one would be rounding, which differs in every order.
     """
     dtype = numpy_dtype(spec.dtype)
     if dtype.kind in "iub":
@@ -68,7 +68,7 @@ def position_coded(spec: TensorSpec) -> np.ndarray:
         slope = 1.0 / (axis + 1) * (-1) ** axis
         total += slope * ramp.reshape([-1 if a == axis else 1 for a in range(len(spec.shape))])
     largest = np.abs(total).max() if total.size else 1.0
-    return (total / max(largest, 1e-12)).astype(dtype)
+    return ((total / max(largest, 1e-12) + 0.5) / 1.5).astype(dtype)
 
 
 def random_array(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:

@@ -119,7 +119,13 @@ class _ParallelLoops:
 
 
 def parallel_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Run the outer spatial loops of every block of a function in parallel."""
+    """Run the outer spatial loops of every block of a function in parallel.
+
+    A function that is one block of written loops (TVM's scatter) has no blocks to schedule, and stays as it is.
+    """
+    body = func.body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+        return func
     sch = s_tir.Schedule(func)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         kinds = [v.iter_type for v in sch.get(block).iter_vars]
