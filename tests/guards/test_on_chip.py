@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tvm_fusion.compat import relax
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.devices import CPU, DEVICES
 from tvm_fusion.graph.expression import build_seconds, expression_size
@@ -195,6 +196,49 @@ def test_expressions_double_where_a_value_is_read_twice():
     assert expression_size(chain, [o.name for o in chain.operators]) == 12
     plan = planned(graph_of(diamonds(60)))
     assert all(expression_size(graph_of(diamonds(60)), g.nodes) < 5000 for g in plan.groups)
+
+
+def leaky(b, i, x):
+    """Three reads of x, one of them in a comparison."""
+    condition = b.op(f"greater_{i}", relax.op.greater(x, relax.const(0.0, "float32")))
+    scaled = b.op(f"scaled_{i}", relax.op.multiply(x, relax.const(0.1, "float32")))
+    return b.op(f"where_{i}", relax.op.where(condition, x, scaled))
+
+
+def pointwise(function):
+    """The same pointwise operator as `leaky` makes it of three."""
+    return lambda b, i, x: b.op(f"f_{i}", function(x))
+
+
+def links(link, count):
+    b = ModuleBuilder()
+    x = b.input("x", (4, 64))
+    for i in range(count):
+        x = b.op(f"mul_{i}", relax.op.multiply(link(b, i, x), relax.const(0.9, "float32")))
+    return graph_of(b.finish(x))
+
+
+@pytest.mark.parametrize(
+    "link",
+    [leaky, pointwise(relax.op.tanh), pointwise(relax.op.sign)],
+    ids=["where", "tanh", "sign"],
+)
+def test_chains_that_compilers_take_minutes_for_are_cut(link):
+    """Six links took more than half a minute, each further one ten times as long."""
+    graph = links(link, 8)
+    plan = planned(graph)
+    assert len(plan.groups) > 1 and any(r.reason == "compile_time" for r in plan.rejected)
+    assert all(build_seconds(graph, g.nodes) < CONFIG.max_build_seconds for g in plan.groups)
+    short = links(link, 3)
+    assert [len(g.nodes) for g in planned(short).groups] == [len(short.operators)]
+
+
+@pytest.mark.parametrize(
+    "function", [relax.op.nn.relu, relax.op.sigmoid, relax.op.abs], ids=["relu", "sigmoid", "abs"]
+)
+def test_chains_that_read_once_are_not_cut(function):
+    graph = links(pointwise(function), 16)
+    assert [len(g.nodes) for g in planned(graph).groups] == [32]
 
 
 def test_build_time_grows_with_anchors_that_stay_apart():
