@@ -12,7 +12,8 @@ from typing import Any
 _LAZY = {
     "CompiledModel": "build.executable", "FusionConfig": "config", "Plan": "planner.plan", "compile": "api",
     "explain": "api",
-    "frontend": None, "load": "build.executable", "plan": "api", "transform": None, "tune": "api", "verify": "api",
+    "frontend": None, "load": "build.executable", "plan": "api", "report": None, "transform": None,
+    "tune": "api", "verify": "api",
 }  # fmt: skip
 
 __all__ = ["__version__", *_LAZY]
