@@ -7,6 +7,8 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,8 +139,14 @@ def test_every_field_of_the_configuration_is_an_option_with_its_default() -> Non
 
 def test_every_public_name_is_on_the_page_of_python() -> None:
     shown = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)", page("api.md"), re.M)}
-    modules = {"__version__", "frontend", "transform"}
+    modules = {"__version__", "frontend", "report", "transform"}
     assert {*tf.__all__, *tf.transform.__all__} - modules <= shown
+
+
+def test_modules_that_the_page_of_python_names_need_no_import_of_their_own() -> None:
+    """In a fresh process: here the tests have imported them already."""
+    code = "import tvm_fusion as tf; tf.frontend.load, tf.report.render_html, tf.transform.Fuse"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def shown_functions() -> Iterator[tuple[str, object]]:
