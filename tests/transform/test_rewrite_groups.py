@@ -259,6 +259,16 @@ def sums_of_one_input(b):
     )
 
 
+def of_stored_data(make):
+    """A module whose input is a tensor of the model, as the first state of a recurrent network is."""
+
+    def module(b):
+        b.input = lambda name, shape: b.const(*shape)
+        return make(b)
+
+    return module
+
+
 # name: module, strategy, options
 CASES = {
     "collapsed_repvgg": (repvgg, "cross", {**PAD, "shortcut": "identity"}),
@@ -305,6 +315,17 @@ CASES = {
     "apart_any": (members_of_any_kind, "compound", {"form": "partitioned", "join": "apart"}),
     "apart_rows": (dense_and_norm, "compound", {"form": "partitioned", "join": "apart"}),
     "merged_dense": (projections, "compound", {"form": "merged", "join": "apart"}),
+    "merged_stored": (of_stored_data(projections), "compound", {"form": "merged", "join": "apart"}),
+    "merged_stored_norms": (
+        of_stored_data(norms_of_one_input),
+        "horizontal",
+        {"form": "merged", "join": "apart"},
+    ),
+    "merged_stored_repvgg": (
+        of_stored_data(repvgg),
+        "cross",
+        {**PAD, "form": "merged", "shortcut": "identity"},
+    ),
     "merged_gated": (gated_unit, "compound", {"form": "merged", "join": "multiply"}),
     "merged_sum": (sum_of_products, "compound", {"form": "merged", "join": "add"}),
     "merged_norms": (norms_of_one_input, "horizontal", {"form": "merged", "join": "apart"}),

@@ -82,6 +82,10 @@ class GroupBody:
         """What stands in the new body for a tensor of the graph."""
         return next(v for var, v in self.values.items() if self.tensor_of.get(var) == tensor)
 
+    def read(self, operand: Any) -> Any:
+        """What stands in the new body for an operand of a call; a stored tensor stands for itself."""
+        return operand if isinstance(operand, Constant) else self.values[operand]
+
     def depends(self, name: str, others: Sequence[str]) -> bool:
         """Whether an operator is one of ``others`` or reads, directly or not, a result of one."""
         return any(name == other or self.graph.depends(name, other) for other in others)

@@ -115,7 +115,7 @@ def emit_collapsed(group: GroupBody) -> None:
     rest = _replay_before(group, heads)
     pairs = zip(anchors.weights, results, strict=True)
     total = sum(weight * tensors.count(result) for weight, result in pairs)
-    data = group.values[anchors.call.args[0]]
+    data = group.read(anchors.call.args[0])
     weight = make_constant(total, anchors.dtype)
     value = group.builder.emit(
         relax.Call(anchors.call.op, [data, weight], anchors.attrs), name_hint=heads[0]
@@ -230,7 +230,7 @@ def _emit_concatenated(group: GroupBody, branches: Sequence[Branch], anchors: An
     _replay_before(group, anchors.heads)
     weight = make_constant(np.concatenate(anchors.weights, axis=weight_axis), anchors.dtype)
     merged = group.builder.emit(
-        relax.Call(head.op, [group.values[head.args[0]], weight], anchors.attrs),
+        relax.Call(head.op, [group.read(head.args[0]), weight], anchors.attrs),
         name_hint=anchors.heads[0],
     )
     sizes = [int(group.calls[h].ty.shape[axis]) for h in anchors.heads]
@@ -313,7 +313,7 @@ def _emit_stacked(group: GroupBody, branches: Sequence[Branch], anchors: Anchors
         )
     rest = _replay_before(group, anchors.heads)
     weight = make_constant(np.stack(anchors.weights), anchors.dtype)
-    data = group.values[head.args[0]]
+    data = group.read(head.args[0])
     if is_product:
         value = group.builder.emit(group.builder.call_te(merged_matmul, data, weight))
         branch_axis = rank - 1

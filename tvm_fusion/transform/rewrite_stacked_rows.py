@@ -53,7 +53,7 @@ def emit_stacked_rows(group: GroupBody, anchors: Anchors) -> None:
     weight = weight.reshape(count, *(1,) * (rank - 2), *weight.shape[1:])
     value: Any = group.builder.emit(
         relax.Call(
-            head.op, [group.values[head.args[0]], make_constant(weight, anchors.dtype)], anchors.attrs
+            head.op, [group.read(head.args[0]), make_constant(weight, anchors.dtype)], anchors.attrs
         ),
         name_hint=anchors.heads[0],
     )  # fmt: skip
