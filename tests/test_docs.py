@@ -109,6 +109,21 @@ def test_files_named_in_the_docs_exist() -> None:
             assert any((folder / name).exists() for folder in folders), f"{file.name}: {name}"
 
 
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    """Each table names its commit, and every row of it stands in the page of that commit's measurements."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [file.read_text(encoding="utf-8") for file in ROOT.glob("benchmarks/results/h200-*.md")]
+    tables = re.findall(r"^\*\*.*\*\* \(commit (\w+).*\)\n\n((?:\|.*\n)+)", readme, re.MULTILINE)
+    assert len(tables) == readme.count("\n| row | ours")
+    for commit, table in tables:
+        rows = set(table.splitlines())
+        assert len(rows) > 5
+        found = [
+            text for text in pages if f"commit {commit}" in text and rows <= set(text.splitlines())
+        ]
+        assert found, commit
+
+
 def test_options_of_tune() -> None:
     section = page("cli.md").split("## `tune`\n")[1].split("\n## ")[0]
     own = set(inspect.signature(tune_model).parameters) - {"options"}
