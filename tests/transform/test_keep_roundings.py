@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import tvm_fusion as tf
-from tvm_fusion.compat import relax, tvm
+from tvm_fusion.compat import relax, structural_equal, te, tirx, tvm
 from tvm_fusion.config import FusionConfig
 from tvm_fusion.targets import parse_target
 from tvm_fusion.testing import blocks, modules, transformer_blocks
 from tvm_fusion.testing.emulated_plan import EmulatedPlan
+from tvm_fusion.transform.keep_roundings import keep_roundings
 
 op = relax.op
 
@@ -65,6 +66,33 @@ def test_the_default_does_not():
     once = (np.abs(x.astype("float32") + 100) - 100).astype(ml_dtypes.bfloat16)
     wide = fused(chain("bfloat16"), "wide")(x)[0]
     np.testing.assert_array_equal(wide.astype("float32"), once.astype("float32"))
+
+
+@pytest.mark.parametrize("choose", [tirx.Select, tirx.if_then_else])
+@pytest.mark.parametrize(
+    ("first", "second", "rounded"),
+    [
+        ("moved", "zero", False),  # padding
+        ("zero", "moved", False),
+        ("computed", "zero", True),
+        ("zero", "computed", True),
+        ("computed", "computed", True),
+    ],
+)
+def test_what_only_moves_is_not_rounded_again(choose, first, second, rounded):
+    def written(dtype):
+        """A function that writes one of two values."""
+        x = te.placeholder((8,), dtype)
+        parts = {
+            "moved": lambda i: x[i],
+            "computed": lambda i: x[i] * x[i],
+            "zero": lambda i: tirx.const(0, dtype),
+        }
+        y = te.compute((8,), lambda i: choose(i < 4, parts[first](i), parts[second](i)))
+        return tvm.IRModule({"main": te.create_prim_func([x, y])})
+
+    for mod, narrow in ((written("bfloat16"), True), (written("float32"), False)):
+        assert structural_equal(mod, keep_roundings(mod)) is not (rounded and narrow)
 
 
 @pytest.mark.parametrize("numerics", ["wide", "strict"])

@@ -15,17 +15,17 @@ from .needs import Footprint
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What the compiler says of one kernel.
+    """What the compiler says of one kernel; None where it says nothing.
 
     Parameters
     ----------
-    registers : int
+    registers : int or None
         32-bit registers of a thread.
-    spill_bytes : int
+    spill_bytes : int or None
         Bytes spilled to and reloaded from local memory, per thread.
-    shared_bytes : int
+    shared_bytes : int or None
         Shared memory of a block.
-    threads : int
+    threads : int or None
         Threads of a block.
     template : str or None
         Schedule template that made the kernel.
