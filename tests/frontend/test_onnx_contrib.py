@@ -162,7 +162,7 @@ def test_rotary_embedding(shape, places, interleaved: int) -> None:
             "SkipLayerNormalization", [*ROWS[:2], real(H * D)], {}, ("y", "mean"), "statistics",
             id="statistics",
         ),
-        pytest.param("GroupQueryAttention", ROWS, HEADS, ("y",), "GroupQueryAttention", id="unknown"),
+        pytest.param("SparseAttention", ROWS, HEADS, ("y",), "SparseAttention", id="unknown"),
     ],
 )  # fmt: skip
 def test_refused_by_name(op, operands, attributes, results, words) -> None:
@@ -248,3 +248,109 @@ def test_a_function_of_the_model_by_that_name_is_the_models_own() -> None:
     )
     (found,) = tf.compile(tf.frontend.onnx.load(made), target="llvm")(*given.values())
     np.testing.assert_array_equal(np.asarray(found), -ROWS[0])
+
+
+def grouped(
+    batch=1, rows=5, past=0, packed=False, lengths=None, tables=0, places=False, bias=False,
+    sink=False, width=16, dtype="float32", **attributes,
+):  # fmt: skip
+    """A GroupQueryAttention of four heads that share two, and its operands."""
+    heads, own, keys = 4, 2, past + rows
+    shares = (heads + 2 * own,) if packed else (heads, own, own)
+    parts = [real(batch, rows, n * width, dtype=dtype) for n in shares]
+    parts += [None] * (3 - len(parts))
+    cache = [real(batch, own, past, width, dtype=dtype) if past else None for _ in range(2)]
+    lengths = np.array([keys - 1] * batch if lengths is None else lengths, "int32")
+    angles = [real(64, tables // 2, dtype=dtype) if tables else None for _ in range(2)]
+    more = [
+        np.tile(np.arange(rows) + past, (batch, 1)) if places else None,
+        real(1, heads, rows, keys, dtype=dtype) if bias else None,
+        real(heads, dtype=dtype) if sink else None,
+    ]
+    operands = [*parts, *cache, lengths, np.array(keys, "int32"), *angles, *more]
+    while operands[-1] is None:
+        operands.pop()
+    attributes = {"num_heads": heads, "kv_num_heads": own, **attributes}
+    if tables:
+        attributes["do_rotary"] = 1
+    return operands, attributes, ("y", "keys", "values")
+
+
+GROUPED = {
+    "plain": {},
+    "packed": {"packed": True, "scale": 0.3},
+    "cache": {"past": 3},
+    "rotated": {"tables": 16},
+    "rotated, packed, interleaved": {"tables": 16, "packed": True, "rotary_interleaved": 1},
+    "rotated behind a cache": {"tables": 16, "past": 7, "rows": 1},
+    "rotated in part": {"tables": 16, "width": 32, "past": 2},
+    "positions": {"tables": 16, "places": True, "past": 2},
+    "window": {"rows": 9, "local_window_size": 3},
+    "window behind a cache": {"rows": 3, "past": 9, "local_window_size": 4},
+    "soft cap and biases": {"softcap": 2.0, "bias": True, "past": 2},
+    "batch": {"batch": 2, "past": 6, "rows": 1, "tables": 16},
+    "caches of different lengths": {
+        "batch": 2, "past": 6, "rows": 1, "tables": 16, "lengths": [6, 3], "local_window_size": 4,
+    },
+    "softmax1": {"smooth_softmax": 1, "past": 2},
+    "sinks": {"sink": True, "past": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_query_attention(name: str) -> None:
+    check(*model("GroupQueryAttention", *grouped(**GROUPED[name])))
+
+
+def test_rows_behind_a_shorter_prompt_are_padding() -> None:
+    """Rows that a prompt has are onnxruntime's, and so are its keys; what stands in rows behind it means nothing."""
+    made, given = model("GroupQueryAttention", *grouped(batch=2, lengths=[4, 2]))
+    session = runtime.InferenceSession(made.SerializeToString())
+    found = tf.compile(tf.frontend.onnx.load(made), target="llvm")(*given.values())
+    for one, want, axis in zip(found, session.run(None, given), (1, 2, 2), strict=True):
+        for element, rows in enumerate((5, 3)):
+            pair = (np.take(a[element], range(rows), axis - 1) for a in (np.asarray(one), want))
+            np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        pytest.param({"qk_output": 1}, "qk_output is 1", id="scores"),
+        pytest.param({"k_quant_type": "PER_TENSOR"}, "k_quant_type", id="quantised"),
+        pytest.param({"kv_num_heads": 3}, "do not share", id="heads"),
+        pytest.param({"do_rotary": 1}, "tables are not known", id="no tables"),
+    ],
+)
+def test_other_grouped_query_attention_is_refused_by_name(kinds, words: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=f"GroupQueryAttention.*'node'.*{words}"):
+        tf.frontend.onnx.load(model("GroupQueryAttention", *grouped(**kinds))[0])
+
+
+@pytest.mark.parametrize("kind", ["buffer", "total", "unknown"])
+def test_caches_that_are_kept_are_refused(kind: str) -> None:
+    """A buffer of as many places after as before, a total that is less, and a cache of unknown size."""
+    operands, attributes, results = grouped(past=8, rows=1)
+    made, _ = model("GroupQueryAttention", operands, attributes, results)
+    if kind == "buffer":
+        for result in made.graph.output[1:]:
+            result.CopyFrom(onnx.helper.make_tensor_value_info(result.name, 1, operands[3].shape))
+    elif kind == "total":
+        total = onnx.numpy_helper.from_array(np.array(5, "int32"), "x6")
+        made.graph.initializer.append(total)
+        del made.graph.input[6]
+    else:
+        for given in made.graph.input[3:5]:
+            given.type.tensor_type.shape.dim[2].dim_param = "past"
+    words = "not known" if kind == "unknown" else "is a buffer that is kept"
+    with pytest.raises((UnsupportedOperatorError, InvalidModelError), match=words):
+        tf.frontend.onnx.load(made)
+
+
+def test_grouped_query_attention_is_one_kernel() -> None:
+    """Behind its product with joint weights, without a cache: attention reads heads, sinks and mask in place."""
+    operands, attributes, _ = grouped(packed=True, rows=32, width=32, dtype="float16", sink=True)
+    made, _ = model("GroupQueryAttention", operands, attributes)
+    plan = tf.plan(tf.frontend.onnx.load(made), target="cuda:sm_90")
+    (group,) = plan.groups
+    assert group.options["form"] == "attention" and not plan.ungrouped

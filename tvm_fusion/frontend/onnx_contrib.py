@@ -90,6 +90,11 @@ class _Editor(Editor):
         if key_of(node) == "com.microsoft::Attention" and len(one) == 3:
             widths = self.attributes(node).get("qkv_hidden_sizes") or [(two[-1] or 0) // 3]
             return [*one[:2], widths[-1] or None]
+        if node.op_type == "GroupQueryAttention" and len(one) == 3:
+            sizes = self.attributes(node)
+            heads, own = (sizes.get(name, 0) for name in ("num_heads", "kv_num_heads"))
+            packed = one[2] is not None and not node.input[1] and heads + 2 * own > 0
+            return [*one[:2], one[2] * heads // (heads + 2 * own) if packed else one[2]]
         if node.op_type == "MultiHeadAttention" and len(one) == 3 and len(found) > 2:
             values = found[2] or []
             return [*one[:2], values[2] if len(values) == 3 else one[2]]

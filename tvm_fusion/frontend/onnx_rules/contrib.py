@@ -13,6 +13,7 @@ import numpy as np
 
 from ..onnx_editor import Editor, Rule
 from . import contrib_attention
+from .contrib_grouped_attention import grouped_query_attention
 
 if TYPE_CHECKING:
     import onnx
@@ -129,6 +130,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "com.microsoft::FastGelu": _GELU,
     "com.microsoft::FusedMatMul": (fused_matmul,),
     "com.microsoft::Gelu": _GELU,
+    "com.microsoft::GroupQueryAttention": (grouped_query_attention,),
     "com.microsoft::MultiHeadAttention": (contrib_attention.multi_head_attention,),
     "com.microsoft::QuickGelu": _GELU,
     "com.microsoft::RotaryEmbedding": (contrib_attention.rotary_embedding,),

@@ -200,12 +200,20 @@ def rotary_embedding(editor: Editor, node: onnx.NodeProto) -> list[str]:
         editor.unsqueeze(editor.add("Gather", table, positions, axis=0), 2 if flat else 1)
         for table in (cosines, sines)
     )
-    turned = _turned(editor, x, cos, sin, half, bool(attributes.get("interleaved", 0)))
     width = dims[2] // heads if flat and dims[2] else dims[-1]
-    if width is None or width > 2 * half:
-        rest = editor.slice(x, 3, 2 * half, np.iinfo("int32").max)
-        turned = editor.add("Concat", turned, rest, axis=3)
-    return [editor.reshape(turned, [0, 0, -1]) if flat else turned]
+    made = turned(editor, x, cos, sin, half, width, bool(attributes.get("interleaved", 0)))
+    return [editor.reshape(made, [0, 0, -1]) if flat else made]
+
+
+def turned(
+    editor: Editor, x: str, cos: str, sin: str, half: int, width: int | None, interleaved: bool
+) -> str:
+    """Turn the first ``2 * half`` places of heads of four axes by angles; others stay."""
+    made = _turned(editor, x, cos, sin, half, interleaved)
+    if width is not None and width <= 2 * half:
+        return made
+    rest = editor.slice(x, 3, 2 * half, np.iinfo("int32").max)
+    return editor.add("Concat", made, rest, axis=3)
 
 
 def _turned(editor: Editor, x: str, cos: str, sin: str, half: int, interleaved: bool) -> str:
