@@ -1,4 +1,4 @@
-"""Attention as decoders have it: windows, biases of positions, soft caps, normed and rotated heads, caches."""
+"""Attention as decoders have it: windows, biases of positions, soft caps, sinks, normed and rotated heads, caches."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ EXPORTS = ("torch", pytest.param("onnx", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("export", EXPORTS)
-@pytest.mark.parametrize("form", Decoder.FORMS[:-1])
+@pytest.mark.parametrize("form", Decoder.FORMS)
 def test_one_kernel_for_the_softmax(form: str, export: str, tmp_path) -> None:
     torch.manual_seed(0)
     model, inputs = Decoder(form), (torch.randn(2, LENGTH, HIDDEN),)
@@ -140,19 +140,6 @@ def test_a_step_behind_a_cache(new: int, past: int, export: str, tmp_path) -> No
     model = Step()
     templates = check(load(model, inputs, export, tmp_path / "m.onnx"), model, inputs)
     assert templates.count("attention") == 1
-
-
-@pytest.mark.parametrize("export", ["torch", "onnx"])
-def test_sinks_are_named(export: str, tmp_path) -> None:
-    """Keys without values stand beside the scores: they are written, and the concatenation is what stops attention."""
-    torch.manual_seed(0)
-    model, inputs = Decoder("sink"), (torch.randn(2, LENGTH, HIDDEN),)
-    module = load(model, inputs, export, tmp_path / "m.onnx")
-    plan = tf.plan(module, target="cuda:sm_90")
-    assert "attention" not in [group.options.get("form") for group in plan.groups]
-    name = {"torch": "cat", "onnx": "/Concat"}[export]
-    (detail,) = {r.detail for r in plan.rejected if "stops attention" in r.detail}
-    assert detail.startswith(f"{name} (concat)") and "moves scores" in detail
 
 
 class Packed(torch.nn.Module):

@@ -319,12 +319,12 @@ def test_the_softmax_of_older_onnx(load):
     assert kernels(plan) == ["attention", "tensor_core", "tensor_core"]
 
 
-class Sink(torch.nn.Module):
-    """A key without a value beside the others."""
+class Sinks(torch.nn.Module):
+    """Two keys without values beside the others."""
 
-    def forward(self, q, k, v, sink):
-        scores = torch.cat([q @ k.transpose(-1, -2), sink], -1)
-        return torch.softmax(scores, -1)[..., :-1] @ v
+    def forward(self, q, k, v, sinks):
+        scores = torch.cat([q @ k.transpose(-1, -2), sinks], -1)
+        return torch.softmax(scores, -1)[..., :-2] @ v
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ class Sink(torch.nn.Module):
             id="one key",
         ),
         pytest.param(
-            Sink(), [(1, 2, 9, 24)] * 3 + [(1, 2, 9, 1)], "it moves scores before", id="sink"
+            Sinks(), [(1, 2, 9, 24)] * 3 + [(1, 2, 9, 2)], "it moves scores before", id="sinks"
         ),
     ],
 )

@@ -12,6 +12,7 @@ from ..config import STRATEGIES
 from ..graph.dataflow import DataflowGraph, Operator
 from ..guards import Verdict
 from ..guards.template_pairs import describe, pair_has_template
+from ..strategies.attention import attention_of
 from ..strategies.growth import POINTWISE
 from ..strategies.vertical import ANCHORS
 from .candidates import Candidate
@@ -33,13 +34,17 @@ def refusals(
     ``strategies`` are those that were asked for.
     """
     owner = {name: i for i, c in enumerate(chosen) for name in c.operators}
-    out = [*_branch_sets(graph, owner, considered), *_attention(graph, considered)]
+    attention = [*_attention(graph, owner, considered), *_before_attention(graph, chosen)]
+    out = [*_branch_sets(graph, owner, considered), *attention]
+    told = {entry.nodes for entry in attention}
     covering = _by_pair(graph, considered)
     for consumer in graph.operators:
         for producer in graph.predecessors(consumer):
             if not (producer.does_work and consumer.does_work):
                 continue
             if owner.get(producer.name, -1) == owner.get(consumer.name, -2):
+                continue
+            if (producer.name, consumer.name) in told:
                 continue
             best = covering.get((producer.name, consumer.name))
             strategy = best.proposal.strategy if best else "vertical"
@@ -57,14 +62,35 @@ def refusals(
     return tuple(out)
 
 
-def _attention(graph: DataflowGraph, considered: Sequence[Candidate]) -> Iterable[Rejection]:
+def _attention(
+    graph: DataflowGraph, owner: Mapping[str, int], considered: Sequence[Candidate]
+) -> Iterable[Rejection]:
     """Attention that no kernel takes: views may stand between its products, so that no edge tells of it."""
+    told: set[tuple[str, ...]] = set()
     for candidate in considered:
-        verdict = candidate.verdict
-        if candidate.proposal.option("form") == "attention" and verdict.reason == "no_template":
-            yield _rejection(
-                candidate.proposal.strategy, graph.sort(candidate.proposal.anchors), verdict
+        proposal = candidate.proposal
+        anchors = graph.sort(proposal.anchors)
+        if proposal.option("form") != "attention" or anchors in told:
+            continue
+        if len({owner.get(name, name) for name in anchors}) > 1:
+            told.add(anchors)
+            yield _rejection(proposal.strategy, anchors, _verdict_of(candidate))
+
+
+def _before_attention(graph: DataflowGraph, chosen: Sequence[Candidate]) -> Iterable[Rejection]:
+    """Transposes and slices of operands that stay kernels, with views before the product that reads them."""
+    for candidate in chosen:
+        form = candidate.proposal.option("form")
+        group = attention_of(graph, candidate.proposal) if form == "attention" else None
+        for name, why in () if group is None else group.before:
+            stray = graph.by_name[name]
+            products = (group.scores, group.mixed)
+            reader = next(p for p in products if graph.depends(p, name))
+            detail = (
+                f"{name} ({stray.op}) stays a kernel before attention around {group.softmax}: {why}"
             )
+            verdict = Verdict("unsupported", "no_template", {"node": name, "op": stray.op}, detail)
+            yield _rejection("vertical", (name, reader), verdict)
 
 
 def _rejection(strategy: str, nodes: tuple[str, ...], verdict: Verdict) -> Rejection:

@@ -1,5 +1,7 @@
 """Attention in a graph: two matrix products around a softmax, with what stands between, before and behind.
 
+The softmax is one operator or a chain that a model writes out, perhaps with a sink (`softmax_forms`).
+
 From the softmax upwards to the product of queries and keys there may be any elementwise operators (scale, masks,
 biases, casts) and views; downwards to the product with values views, casts, and the selection that gives rows without
 any key zeros. Transposes, reshapes, repetitions of heads and constant factors of queries, keys and values belong to the
@@ -12,11 +14,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from ..config import FusionConfig
 from ..graph.dataflow import CAUSAL, POINTWISE, DataflowGraph, Operator
-from .attention_operands import NARROW, Operands, Stopped, factor_of, scale_of
+from .attention_operands import MOVED, NARROW, Operands, Stopped, factor_of, scale_of
 from .attention_rows import ZeroedRows
 from .base import Proposal, depth_of
+from .softmax_forms import Sink, SoftmaxForm, read_softmax
 from .strided import StridedView
 
 
@@ -27,7 +29,8 @@ class AttentionGroup:
     Attributes
     ----------
     scores, softmax, mixed : str
-        The product of queries and keys, the softmax, the product with values; one may be empty where ``stray`` is set.
+        The product of queries and keys, the softmax (the last operator of one that is written out), the product with
+        values.
     operators : tuple of str
         The group, in topological order.
     stray : str
@@ -43,6 +46,10 @@ class AttentionGroup:
         How much further than its own position a row sees, where a constant mask hides all behind that.
     dtype : str
         Type of the result.
+    sink : Sink or None
+        One more score of each row.
+    before : tuple of (str, str)
+        Transposes, slices and the like that stay kernels in front of it, and why each does.
     """
 
     scores: str
@@ -59,62 +66,72 @@ class AttentionGroup:
     is_scored: bool = False
     shift: int | None = None
     dtype: str = ""
+    sink: Sink | None = None
+    before: tuple[tuple[str, str], ...] = ()
 
 
-def attention_proposals(graph: DataflowGraph, config: FusionConfig) -> Iterator[Proposal]:
+def attention_proposals(graph: DataflowGraph) -> Iterator[Proposal]:
     """Attention around every softmax, also where something stops it: a guard says what."""
     for softmax in graph.operators:
-        group = read_attention(graph, softmax)
-        if group is None or not 3 <= len(group.operators) <= config.max_operators:
-            continue
-        depth = depth_of(graph, group.operators)
-        if depth > config.max_depth or not graph.is_convex(group.operators):
-            continue
-        anchors = tuple(name for name in (group.scores, softmax.name, group.mixed) if name)
-        options = (("form", "attention"),)
-        names = group.operators
-        yield Proposal("vertical", names, anchors, (names,), depth, (), options)
+        told: list[tuple[str, ...]] = []
+        for whole in (False, True):
+            group = read_attention(graph, softmax, whole)
+            if group is None or len(group.operators) < 3 or group.operators in told:
+                continue
+            told.append(names := group.operators)
+            depth = depth_of(graph, names)
+            anchors = (group.scores, softmax.name, group.mixed)
+            options = (("form", "attention"),)
+            yield Proposal("vertical", names, anchors, (names,), depth, (), options)
 
 
 def attention_of(graph: DataflowGraph, proposal: Proposal) -> AttentionGroup | None:
     """What a proposal of the form ``attention`` is."""
-    softmax = next((n for n in proposal.anchors if graph.by_name[n].op == "softmax"), None)
-    return None if softmax is None else read_attention(graph, graph.by_name[softmax])
+    anchors = [graph.by_name[name] for name in proposal.anchors]
+    found = [read_attention(graph, anchor, whole) for anchor in anchors for whole in (False, True)]
+    groups = [group for group in found if group is not None]
+    same = (group for group in groups if group.operators == graph.sort(proposal.operators))
+    return next(same, groups[0] if groups else None)
 
 
-def read_attention(graph: DataflowGraph, softmax: Operator) -> AttentionGroup | None:
-    """Read the group around a softmax; None where no two products stand around it."""
-    if softmax.op != "softmax":
-        return None
-    key = ("attention", softmax.name)
+def read_attention(
+    graph: DataflowGraph, softmax: Operator, whole: bool = False
+) -> AttentionGroup | None:
+    """Read the group around a softmax, or its last operator; None where no two products stand around one.
+
+    With ``whole`` the elementwise operators behind it, and what they read beside it, belong to the group, too.
+    """
+    key = ("attention", softmax.name, whole)
     if key not in graph.memo:
-        graph.memo[key] = _Reader(graph, softmax).read()
+        form = read_softmax(graph, softmax)
+        graph.memo[key] = None if form is None else _Reader(graph, form, whole).read()
     return graph.memo[key]
 
 
 class _Reader:
     """Reads one group."""
 
-    def __init__(self, graph: DataflowGraph, softmax: Operator) -> None:
-        self.graph, self.softmax = graph, softmax
-        self.members: dict[str, None] = {softmax.name: None}
+    def __init__(self, graph: DataflowGraph, form: SoftmaxForm, whole: bool) -> None:
+        self.graph, self.form, self.softmax, self.whole = graph, form, form.last, whole
+        self.members: dict[str, None] = dict.fromkeys(form.operators)
         self.is_scored = False
         self.shift: int | None = None
         self.scale = 1.0
 
     def read(self) -> AttentionGroup | None:
         graph, softmax = self.graph, self.softmax
-        shape = graph.tensors[softmax.inputs[0]].shape
+        shape = graph.tensors[self.form.scores].shape
         if None in shape or len(shape) < 2:
             return None
-        axis = softmax.attrs.get("axis", -1)
-        if int(axis) % len(shape) != len(shape) - 1:
-            return None
         scores = self._first_product()
-        mixed = self._last_product()
+        mixed, place = self._last_product()
         if scores is None or mixed is None:
             return None
         try:
+            if place:
+                raise Stopped(mixed, "it multiplies weights from the right")
+            if self.form.stray is not None:
+                raise Stopped(self.form.stray, self.form.why)
             if shape[-1] == 1:
                 raise Stopped(softmax, "a row has one score only")
             self._connect(scores, mixed)
@@ -135,17 +152,18 @@ class _Reader:
             heads=math.prod(out[:-2]), rows=out[-2], keys=shape[-1],
             width=graph.tensors[scores.inputs[0]].shape[-1], value_width=out[-1],
             is_scored=self.is_scored or self.scale * operands.scale <= 0, shift=self.shift, dtype=dtype,
+            sink=self.form.sink, before=operands.before(),
         )  # fmt: skip
 
     # -- between the products ----------------------------------------------------------------------------
 
     def _first_product(self) -> Operator | None:
         """The nearest product above the softmax of as many values; of any number where there is none."""
-        size = self.graph.tensors[self.softmax.inputs[0]].size
+        size = self.graph.tensors[self.form.scores].size
         return self._product_above({size}) or self._product_above(None)
 
     def _product_above(self, sizes: set[int] | None) -> Operator | None:
-        todo, seen = [self.softmax.inputs[0]], set()
+        todo, seen = [self.form.scores], set()
         while todo:
             tensor = todo.pop()
             operator = self.graph.producer.get(tensor)
@@ -162,23 +180,29 @@ class _Reader:
                 todo += reversed(operator.inputs)
         return None
 
-    def _last_product(self) -> Operator | None:
-        """The nearest product below the softmax that multiplies its values from the left."""
+    def _last_product(self) -> tuple[Operator | None, int]:
+        """The nearest product below the softmax that multiplies its weights, from the left (0) if there is one."""
         todo, seen = [self.softmax.outputs[0]], set()
+        other = None
         while todo and len(seen) < 32:
             tensor = todo.pop(0)
             for reader in self.graph.consumers[tensor]:
                 if reader.op == "matmul" and reader.inputs[0] == tensor != reader.inputs[1]:
-                    return reader
+                    return reader, 0
+                if reader.op == "matmul":
+                    other = other or reader
                 if reader.name not in seen and reader.pattern in (*POINTWISE, "view", "injective"):
                     seen.add(reader.name)
                     todo.append(reader.outputs[0])
-        return None
+        return other, 1
 
     def _connect(self, scores: Operator, mixed: Operator) -> None:
         """Take in what stands between the products."""
         self.members.update({scores.name: None, mixed.name: None})
+        own = set(self.members)
         for operator in self._between(scores, self.softmax):
+            if operator.name in own:
+                continue
             if operator.pattern not in (*POINTWISE, "view"):
                 raise Stopped(operator, "it moves scores before the softmax")
             if operator.op == "multiply" and factor_of(operator) == 0:
@@ -193,7 +217,7 @@ class _Reader:
         below = self._between(self.softmax, mixed)
         for operator in below:
             if operator.op == "where":
-                rows = ZeroedRows(self.graph, operator, self.softmax).read()
+                rows = ZeroedRows(self.graph, operator, self.form).read()
                 self.members.update(dict.fromkeys(rows))
         for operator in below:
             known = operator.name in self.members or operator.op == "astype"
@@ -248,16 +272,48 @@ class _Reader:
                 view = view.permuted([int(a) for a in axes])
             elif reader.pattern == "view":
                 view = view.reshaped(shape)
-            elif dtype != "float32" or narrowed not in NARROW:
+            elif dtype == "float32" and narrowed in NARROW:
+                dtype = narrowed
+            elif self._is_ending(reader, tensor, dtype):
+                chain += beside_ending(graph, reader, tensor)
+            else:
                 break
             if view is None:
                 break
             chain.append(reader)
-            if narrowed or (reader.op == "permute_dims" and _keeps_rows(view, first.shape[-1])):
+            moved = reader.op == "permute_dims" and _keeps_rows(view, first.shape[-1])
+            if moved or reader.pattern in POINTWISE:
                 self.members.update({o.name: None for o in chain})
-                chain, dtype = [], narrowed or dtype
+                chain = []
             tensor = reader.outputs[0]
         return dtype
+
+    def _is_ending(self, reader: Operator, tensor: str, dtype: str) -> bool:
+        """Whether an operator behind is elementwise, of results in their type and of what attention has no part in."""
+        graph = self.graph
+        result = graph.tensors[reader.outputs[0]]
+        if not self.whole or reader.pattern not in POINTWISE or dtype not in NARROW:
+            return False
+        if (result.dtype, result.size) != (dtype, graph.tensors[tensor].size):
+            return False
+        makers = [graph.producer.get(t) for t in reader.inputs if t != tensor]
+        return not any(m and graph.depends(m.name, self.softmax.name) for m in makers)
+
+
+def beside_ending(graph: DataflowGraph, reader: Operator, tensor: str) -> list[Operator]:
+    """Elementwise operators and views that nothing but an operator behind attention needs, its own operand excluded."""
+    todo = [t for t in reader.inputs if t != tensor]
+    found: list[Operator] = []
+    while todo:
+        made = graph.producer.get(todo.pop())
+        known = made is not None and (made.pattern in (*POINTWISE, "view") or made.op in MOVED)
+        if not known or len(made.outputs) != 1 or made.outputs[0] in graph.outputs:
+            continue
+        if len(graph.consumers[made.outputs[0]]) == 1:
+            found.append(made)
+            todo += made.inputs
+    # Views alone save nothing: what they are of is read as it is.
+    return found if any(o.does_work for o in found) else []
 
 
 def _keeps_rows(view: StridedView, width: int) -> bool:

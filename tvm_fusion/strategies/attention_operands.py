@@ -21,8 +21,14 @@ _VIEWS = (
 )
 
 
+#: Those that are kernels of their own.
+MOVED = ("permute_dims", "broadcast_to", "strided_slice")
+
 #: Types that a kernel multiplies; a conversion from one of them to float32 loses nothing.
 NARROW = ("float16", "bfloat16")
+
+#: The operands, in order.
+_NAMES = ("queries", "keys", "values")
 
 #: A product, and which of its operands.
 Place = tuple[Operator, int]
@@ -177,6 +183,37 @@ class Operands:
             return f"whose rows do not begin at multiples of {piece} places"
         return ""
 
+    def before(self) -> tuple[tuple[str, str], ...]:
+        """Operators that move an operand and stay kernels of their own, each with the reason.
+
+        To be called after `read`.
+        """
+        found: dict[str, str] = {}
+        for name, (product, place), (tensor, _) in zip(
+            _NAMES, self.places, self.found, strict=True
+        ):
+            source = self._source(tensor)
+            if source is None or source.op not in _VIEWS:
+                continue
+            if sum(len(self.graph.consumers[t]) for t in source.outputs) > 1:
+                why = "its result is read elsewhere, too"
+            else:
+                why = f"through it attention would read {name} {self._fault_through(source, product, place)}"
+            found.setdefault(source.name, why)
+        return tuple(found.items())
+
+    def _fault_through(self, source: Operator, product: Operator, place: int) -> str:
+        """What would be wrong with an operand that is read through an operator."""
+        tensor, chain = product.inputs[place], []
+        while (operator := self.graph.producer.get(tensor)) is not None:
+            chain.append((operator, tensor))
+            tensor = operator.inputs[0]
+            if operator is source:
+                break
+        view = self._through(tensor, chain)
+        known = view is not None and self._fault(tensor, view, product, place)
+        return known or "whose rows are not at equal distances"
+
     def check(self, dtype: str) -> None:
         """Every operand can be read as it is, in the type of the result.
 
@@ -185,9 +222,8 @@ class Operands:
         Stopped
             If one cannot.
         """
-        names = ("queries", "keys", "values")
         for name, (product, place), (tensor, view) in zip(
-            names, self.places, self.found, strict=True
+            _NAMES, self.places, self.found, strict=True
         ):
             source = self._source(tensor) or product
             verb = "reads" if source is product else "gives"

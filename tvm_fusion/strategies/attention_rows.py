@@ -6,6 +6,7 @@ import math
 
 from ..graph.dataflow import DataflowGraph, Operator
 from .attention_operands import Stopped
+from .softmax_forms import SoftmaxForm
 
 #: Operators that fill a tensor with one number.
 _FILLED = ("full_like", "zeros_like", "full", "zeros")
@@ -23,12 +24,15 @@ class ZeroedRows:
     ----------
     graph : DataflowGraph
         The graph.
-    where, softmax : Operator
-        The selection, and the softmax before it.
+    where : Operator
+        The selection.
+    form : SoftmaxForm
+        The softmax before it.
     """
 
-    def __init__(self, graph: DataflowGraph, where: Operator, softmax: Operator) -> None:
-        self.graph, self.where, self.softmax = graph, where, softmax
+    def __init__(self, graph: DataflowGraph, where: Operator, form: SoftmaxForm) -> None:
+        self.graph, self.where = graph, where
+        self.scores, self.weights = form.scores, form.last.outputs[0]
         self.members: list[str] = [where.name]
 
     def read(self) -> list[str]:
@@ -46,7 +50,7 @@ class ZeroedRows:
         )
         swapped = not self._is_zero(one)
         zero, kept = (other, one) if swapped else (one, other)
-        if not self._is_zero(zero) or not self._is(kept, self.softmax.outputs[0]):
+        if not self._is_zero(zero) or not self._is(kept, self.weights):
             raise Stopped(self.where, "it selects something else than zeros and the softmax")
         if not self._holds(condition, swapped):
             raise Stopped(
@@ -100,10 +104,10 @@ class ZeroedRows:
         if operator is None:
             return False
         if operator.op == "isnan":
-            return negated is swapped and self._is(operator.inputs[0], self.softmax.outputs[0])
+            return negated is swapped and self._is(operator.inputs[0], self.weights)
         if operator.op in ("equal", "not_equal"):
             return negated is ((operator.op == "equal") is swapped) and self._is_of_mask(operator)
-        scores = self.softmax.inputs[0]
+        scores = self.scores
         if not self._is_largest(operator) or negated is swapped:
             return False
         known, negated = self._truth(operator.inputs[0])
@@ -131,7 +135,7 @@ class ZeroedRows:
 
     def _is_added(self, mask: str) -> bool:
         """Whether scores are the sum of a mask and others."""
-        todo = [self.softmax.inputs[0]]
+        todo = [self.scores]
         while todo:
             core = self._core(todo.pop())
             if core == self._core(mask):

@@ -43,7 +43,7 @@ class Vertical(Strategy):
                 covered.update(proposal.operators)
                 yield proposal
         yield from _after_another(graph, config, anchors, epilogues)
-        yield from attention_proposals(graph, config)
+        yield from attention_proposals(graph)
         # Once as if there were no anchors (their groups may be refused), once for what they leave
         # over.
         yield from self._chains(graph, config, set())

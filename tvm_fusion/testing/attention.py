@@ -12,7 +12,9 @@ from ..compat import BlockBuilder, relax, te, tirx
 from ..guards.attention_tiles import AttentionTile
 from ..schedules.cuda.attention.kernel import attention_kernel
 from ..schedules.cuda.attention.recognition import attention
+from ..strategies.softmax_forms import Sink
 from ..targets import parse_target
+from ..transform.rewrite_attention import softmax_beside
 from . import cuda_emulation
 from .groups import group_function, group_module
 
@@ -93,6 +95,37 @@ def _hidden(scores: te.Tensor, shift: int, hidden: float) -> te.Tensor:
         return tirx.if_then_else(keep, scores(*index), tirx.const(hidden, scores.dtype))
 
     return te.compute(scores.shape, element, name="causal")
+
+
+def sunk(
+    builder: BlockBuilder,
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    *held: relax.Expr,
+    score: float = 0.0,
+    share: float = 0.0,
+    counts: bool = True,
+    shift: int | None = None,
+    mask: bool = False,
+) -> relax.Expr:
+    """A softmax with a sink, as its group is lowered: the last operand, or a number, or a share of the largest.
+
+    Without ``counts`` the sink is not among what the largest is of. ``shift`` is a causal mask's; with ``mask`` the
+    operand before is added to the scores.
+    """
+    emit, held = builder.emit, list(held)
+    scores = scores_of(emit, q, k)
+    if shift is not None:
+        scores = emit(builder.call_te(_hidden, scores, shift, -np.inf))
+    if mask:
+        scores = emit(op.add(scores, held.pop(0)))
+    sink = Sink("held" if held else "", score, share, counts)
+
+    def weights(scores: te.Tensor, *held: te.Tensor) -> te.Tensor:
+        return softmax_beside(scores, held, sink, str(q.ty.dtype))
+
+    return emit(op.matmul(emit(builder.call_te(weights, scores, *held)), v))
 
 
 def zeroed(
@@ -225,6 +258,7 @@ def expected(
     bias: np.ndarray | None = None,
     scale: float = 0.125,
     zero: bool = False,
+    sink: np.ndarray | float | None = None,
 ) -> np.ndarray:
     """Attention in float64.
 
@@ -238,6 +272,8 @@ def expected(
         Of the scores.
     zero : bool
         Whether rows of NaN become 0.
+    sink : ndarray or float, optional
+        One more score, without a value.
     """
     q, k, v = (np.asarray(a, "float64") for a in (q, k, v))
     if k.shape[:-2] != q.shape[:-2]:
@@ -246,8 +282,13 @@ def expected(
     if bias is not None:
         scores = scores + np.asarray(bias, "float64")
     with np.errstate(invalid="ignore"):
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        largest = scores.max(-1, keepdims=True)
+        if sink is not None:
+            sink = np.asarray(sink, "float64")
+            largest = np.maximum(largest, sink)
+        weights = np.exp(scores - largest)
+        total = weights.sum(-1, keepdims=True)
+        weights /= total if sink is None else total + np.exp(sink - largest)
     out = weights @ v
     return np.nan_to_num(out, nan=0.0) if zero else out
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tvm_ffi
+
+from ....compat import ir, sym, tirx
 from ....compat import script_builder as T
-from ....compat import sym, tirx
 from ....guards.attention_tiles import PADDING
 from ....guards.tensor_tiles import ROWS
+from ...analysis import nodes_of
 from ..fast_math import to_type
-from ..tensor_core.affine import substitute
-from ..tensor_core.evaluate import conjunction, copy_out, integer
+from ..tensor_core.affine import flat_offset, substitute
+from ..tensor_core.evaluate import conjunction, copy_out, integer, load_elements
 from .device_code import call
 from .form import Source, is_row_wise
 from .hidden_rows import visible
@@ -48,9 +51,52 @@ class Ending:
         if self.tile.warp_keys > 1:
             self._meet()
         else:
+            self._sink()
             found = [totals[half] for half in range(len(self.rows))]
             self._scale(self._inverses(found), self._defined(found, self.rows))
+            self._finish()
             self._store()
+
+    def _sink(self) -> None:
+        """Count the sink of each row: what was added up is scaled down where it is larger than all scores."""
+        softmax, totals = self.softmax, self.softmax.totals
+        if self.form.sink is None and not self.form.share:
+            return
+        for half, row in enumerate(self.rows):
+            total, shrink = self._beside_sink(row, totals[half], softmax.most[half])
+            T.buffer_store(totals, total, [half])
+            if shrink is None:
+                continue
+            for column in range(self.columns):
+                for number in range(2):
+                    at = self._register(half, column, number)
+                    T.buffer_store(self.body.sums, self.body.sums[at] * shrink, [at])
+
+    def _beside_sink(self, row, total, most) -> tuple[tirx.PrimExpr, tirx.PrimExpr | None]:
+        """A row's sum with its sink, and what else was added up is multiplied by for it (None: by 1)."""
+        form, softmax = self.form, self.softmax
+        if form.share:
+            share = tirx.const(form.share, "float32")
+            return T.bind(total + self._where_seen(total, share)), None
+        if form.sink is None:
+            return total, None
+        if form.row.extent % self.tile.rows:
+            row = tirx.min(row, integer(form.row.extent - 1))
+        sink = evaluate(self.body, form.sink, {form.row.var: row})
+        if softmax.is_plain and form.scale != 1.0:  # in units of what registers hold
+            sink = sink * tirx.const(1 / form.scale, "float32")
+        sink = T.bind(sink)
+        largest = T.bind(tirx.Max(most, sink))
+        shrink = T.bind(softmax.power(most, largest))
+        own = softmax.power(sink, largest)
+        if not form.sink_counts:
+            own = self._where_seen(total, own)
+        return T.bind(total * shrink + own), shrink
+
+    def _where_seen(self, total, value) -> tirx.PrimExpr:
+        """What is added to the sum of a row: nothing where it has no key, so that it is NaN."""
+        zero = tirx.const(0, "float32")
+        return tirx.Select(total > zero, value, zero)
 
     def _inverses(self, totals: list) -> list:
         """What each row is multiplied by."""
@@ -86,6 +132,42 @@ class Ending:
                     if is_defined is not None:
                         value = tirx.Select(is_defined, value, zero)
                     T.buffer_store(sums, value, [at])
+
+    def _finish(self) -> None:
+        """Evaluate what is stored instead of the sums."""
+        if self.form.ending is None:
+            return
+        sums, width = self.body.sums, self.form.values.width
+        for half, row in enumerate(self.rows):
+            if self.form.row.extent % self.tile.rows:
+                row = tirx.min(row, integer(self.form.row.extent - 1))
+            for column in range(self.columns):
+                if 8 * column >= width.extent:
+                    continue
+                first = integer(8 * column) + self.body.lane % integer(4) * integer(2)
+                at = self._register(half, column)
+                made = self._ended(row, first, [sums[at], sums[at + 1]])
+                for number, value in enumerate(made):
+                    T.buffer_store(sums, value, [at + number])
+
+    def _ended(self, row, first, values: list) -> list:
+        """What is stored of neighbouring sums of a row."""
+        form, body = self.form, self.body
+        names, var = {form.row.var: row, **body.batch}, form.values.width.var
+        loads = {
+            load.__chandle__(): load_elements(load, var, first, len(values), names, body.views)
+            for load in nodes_of(form.ending, ir.TensorLoad)
+        }
+        found = []
+        for number, value in enumerate(values):
+            made = tvm_ffi.structural_map(
+                form.ending,
+                [(ir.TensorLoad, lambda x, number=number: loads[x.__chandle__()](number))],
+                order="pre",
+            )
+            places = {**names, var: first + integer(number), form.mixed: value}
+            found.append(T.bind(to_type(substitute(made, places), "float32")))
+        return found
 
     # -- one warp has all keys ---------------------------------------------------------------------------
 
@@ -168,10 +250,11 @@ class Ending:
         for warp in range(tile.warp_keys):
             part = parts[2 * warp + 1] * softmax.power(parts[2 * warp], largest)
             total = part if total is None else total + part
-        total = T.bind(total)
+        total, shrink = self._beside_sink(self.rows[half], T.bind(total), largest)
         (inverse,) = self._inverses([total])
         (is_defined,) = self._defined([total], [self.rows[half]])
-        return T.bind(softmax.power(softmax.most[half], largest) * inverse), is_defined
+        factor = softmax.power(softmax.most[half], largest) * inverse
+        return T.bind(factor if shrink is None else factor * shrink), is_defined
 
     def _store_together(self) -> None:
         """Every thread adds up and stores neighbouring columns of some rows."""
@@ -202,14 +285,29 @@ class Ending:
                         for i in range(4):
                             value = part[i] if warp == 0 else total[4 * quarter + i] + part[i]
                             T.buffer_store(total, value, [4 * quarter + i])
-                for i in range(_PIECE):
-                    T.buffer_store(kept, to_type(total[i], form.dtype), [i])
                 first = piece * integer(_PIECE)
+                values = [total[i] for i in range(_PIECE)]
+                if form.ending is not None:
+                    values = self._ended(row, first, values)
+                for i in range(_PIECE):
+                    T.buffer_store(kept, to_type(values[i], form.dtype), [i])
                 if self.is_row_wise:
                     copy_out(view, self._offset(row, first), kept, _PIECE)
                     continue
                 for i in range(_PIECE):
                     T.buffer_store(view, kept[i], [self._offset(row, first + integer(i))])
+
+
+def evaluate(body, expr: tirx.PrimExpr, names: dict) -> tirx.PrimExpr:
+    """An expression of parameters at a place, in float32."""
+    names = {**names, **body.batch}
+
+    def load(found: ir.TensorLoad) -> tirx.PrimExpr:
+        view = body.views[found.source.__chandle__()]
+        return view[sym.Analyzer().simplify(substitute(flat_offset(found), names))]
+
+    made = tvm_ffi.structural_map(expr, [(ir.TensorLoad, load)], order="pre")
+    return to_type(substitute(made, names), "float32")
 
 
 class _where:

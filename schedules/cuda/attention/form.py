@@ -1,6 +1,7 @@
 """The form of attention: scores of queries and keys, softmax over the keys, sums of values.
 
-``output[row, :] = sum over keys of softmax(score(query[row] . key[k])) * value[k, :]`` for each element of a batch.
+``output[row, :] = sum over keys of softmax(score(query[row] . key[k])) * value[k, :]`` for each element of a batch; a
+sink may add to a softmax's sum of exponentials.
 Traffic: queries, keys, values and the output once; 4 FLOPs for each row, key and place of a head, and an exponential
 for each row and key.
 """
@@ -79,8 +80,18 @@ class Attention:
     hidden : PrimExpr or None
         A truth value of the batch's iterators, the row and perhaps the key: rows for which it holds, at every key,
         become 0. Where it depends on the key, scores for which it holds are minus infinity or NaN.
+    sink : PrimExpr or None
+        A score, in float32, of the batch's iterators and the row, that takes part in the softmax and has no value.
+    share : float
+        What is added to a row's sum of ``exp(score - largest)``.
+    sink_counts : bool
+        Whether rows without any key are 0 beside a sink; else they are NaN.
     value_scale : float
         What the sums of values are multiplied by.
+    mixed : Var
+        Stands for the scaled sum of values in ``ending``.
+    ending : PrimExpr or None
+        What is stored, in float32, of the batch's iterators, the row and ``values.width``; None where that is the sum.
     output : Buffer
         The result.
     output_offset : PrimExpr
@@ -101,7 +112,12 @@ class Attention:
     limit: Limit | None
     zeroed: Literal["", "masked", "undefined", "hidden"]
     hidden: tirx.PrimExpr | None
+    sink: tirx.PrimExpr | None
+    share: float
+    sink_counts: bool
     value_scale: float
+    mixed: tirx.Var
+    ending: tirx.PrimExpr | None
     output: tirx.Buffer
     output_offset: tirx.PrimExpr
 

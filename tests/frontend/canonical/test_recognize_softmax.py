@@ -142,3 +142,24 @@ def test_what_stays(make, operators):
     w = Written()
     before = w.b.finish(*make(w))
     assert "nn.softmax" not in [name for _, name in operators(RecognizeSoftmax()(before))]
+
+
+@pytest.mark.parametrize("kind", [op.nn.softmax, op.nn.log_softmax])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_what_a_softmax_subtracts_itself_is_not_subtracted_before(
+    kind, axis, operators, run_module
+):
+    w = Written(axis)
+    before = w.b.finish(w(kind, w(op.subtract, w.x, w.over(op.max, w.x)), axis=axis))
+    after = RecognizeSoftmax()(before)
+    assert len(operators(after)) == 1
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype("float32") * 30
+    for one, other in zip(run_module(before, x), run_module(after, x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_else_is_subtracted_stays(operators):
+    w = Written()
+    for largest in (w(op.max, w.x, [1], True), w(op.mean, w.x, [-1], True)):
+        before = w.b.finish(w(op.nn.softmax, w(op.subtract, w.x, largest)))
+        assert len(operators(RecognizeSoftmax()(before))) == 3

@@ -26,6 +26,7 @@ from tvm_fusion.testing.attention import (
     masked_rows,
     plain,
     scaled,
+    sunk,
     undefined,
     zeroed,
 )
@@ -119,6 +120,8 @@ def test_not_before_sm_80_nor_in_float32() -> None:
         pytest.param(added, [*[(8, 12, 512, 64)] * 3, (8, 1, 512, 512)], id="mask"),
         pytest.param(added, [*[(4, 32, 500, 128)] * 3, (4, 1, 500, 500)], id="long mask"),
         pytest.param(masked_rows, [*[(8, 12, 512, 64)] * 3, (512, 512)], id="zeros by mask"),
+        pytest.param(sunk, [*[(4, 32, 500, 128)] * 3, (1, 32, 1, 1)], id="sink"),
+        pytest.param(sunk, [*[(1, 12, 128, 64)] * 3, (1, 12, 1, 1)], id="short, sink"),
     ],
 )
 def test_no_spills(make, shapes, arch: str) -> None:
@@ -155,6 +158,9 @@ FORMS = {
     "zeros by mask": (masked_rows, lambda width: [*of(512, width), (4, 1, 512, 512)]),
     "zeros by mask, tails": (masked_rows, lambda width: [*of(501, width), (4, 1, 501, 501)]),
     "chosen rows": (chosen_rows, lambda width: [*of(512, width), (4, 1, 512, 1)]),
+    "sink": (sunk, lambda width: [*of(512, width), (1, 32, 1, 1)]),
+    "sink, tails": (sunk, lambda width: [*of(501, width), (4, 1, 501, 1)]),
+    "sink of a number": (sunk, lambda width: of(501, width)),
     "negative": (negative, lambda width: of(501, width)),
 }
 

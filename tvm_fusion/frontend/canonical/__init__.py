@@ -12,6 +12,7 @@ from .convert_dtype import ConvertDtype
 from .convert_layout import ConvertLayout
 from .copy_outputs import CopyOutputs
 from .decompose_batch_norm import DecomposeBatchNorm
+from .drop_infinite_selections import DropInfiniteSelections
 from .expand_einsum import ExpandEinsum
 from .expand_powers import ExpandPowers
 from .flatten_bindings import FlattenBindings
@@ -42,6 +43,7 @@ __all__ = [
     "ConvertLayout",
     "CopyOutputs",
     "DecomposeBatchNorm",
+    "DropInfiniteSelections",
     "ExpandEinsum",
     "ExpandPowers",
     "FlattenBindings",
@@ -82,6 +84,7 @@ CANONICAL_PASSES: tuple[type, ...] = (
     RemoveNoOps,  # before merging: a dropout between two constants' operators would split the chain
     RecognizeNorms,  # after ExpandPowers: it looks for squares
     RecognizeSoftmax,  # after RemoveNoOps: a conversion to the same type would split the chain
+    DropInfiniteSelections,  # after RecognizeSoftmax, of whose results none is infinite
     MoveReshapes,  # after RemoveNoOps: a dropout would stop a reshape on its way
     SplitProducts,  # after MoveReshapes, which brings the split and its product together
     SliceSplits,  # after SplitProducts, which leaves no copy at all

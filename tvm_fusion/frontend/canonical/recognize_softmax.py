@@ -11,7 +11,7 @@ from .rewrite import BindingRewriter, op_name, same_type, static_shape
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_fusion.RecognizeSoftmax")
 class RecognizeSoftmax:
-    """exp(x - max(x)) / sum(exp(x - max(x))) -> softmax(x), and exp(log_softmax(x)) -> softmax(x)
+    """exp(x - max(x)) / sum(exp(x - max(x))) -> softmax(x); also softmax(x - max(x)) and exp(log_softmax(x))
 
     Over one axis, which the largest and the sum keep, or get back by a reshape or a broadcast; the sum may divide, or
     its reciprocal multiply. Without the subtraction of the largest the chain stays: it overflows where a softmax does
@@ -29,6 +29,8 @@ class _Rewriter(BindingRewriter):
             log = self.producer(value.args[0], "nn.log_softmax")
             if log is not None and self.single_use(value.args[0]):
                 return relax.op.nn.softmax(log.args[0], int(log.attrs.axis))
+        if op in ("nn.softmax", "nn.log_softmax"):
+            return self._unshifted(value)
         pairs = ()
         if op == "divide":
             pairs = (tuple(value.args),)
@@ -40,6 +42,19 @@ class _Rewriter(BindingRewriter):
             if found is not None and same_type(self.typed(value), power):
                 return found
         return value
+
+    def _unshifted(self, value: ir.Expr) -> ir.Expr:
+        """The softmax of what the largest was subtracted from, which it does itself."""
+        difference = self.producer(value.args[0], "subtract")
+        if difference is None or not self.single_use(value.args[0]):
+            return value
+        data, largest = difference.args
+        if static_shape(data) is None or not same_type(data, value.args[0]):
+            return value
+        axis = int(value.attrs.axis) % len(static_shape(data))
+        if self._over_axis(largest, "max", data) != axis:
+            return value
+        return relax.Call(value.op, [data], value.attrs)
 
     def _inverted(self, expr: ir.Expr) -> ir.Expr | None:
         """``x`` of 1 / x."""
