@@ -302,16 +302,23 @@ class _Reader:
 
 def beside_ending(graph: DataflowGraph, reader: Operator, tensor: str) -> list[Operator]:
     """Elementwise operators and views that nothing but an operator behind attention needs, its own operand excluded."""
+    above: dict[str, Operator] = {}
     todo = [t for t in reader.inputs if t != tensor]
-    found: list[Operator] = []
     while todo:
         made = graph.producer.get(todo.pop())
-        known = made is not None and (made.pattern in (*POINTWISE, "view") or made.op in MOVED)
-        if not known or len(made.outputs) != 1 or made.outputs[0] in graph.outputs:
+        if made is None or made.name in above or len(made.outputs) != 1:
             continue
-        if len(graph.consumers[made.outputs[0]]) == 1:
-            found.append(made)
+        if made.pattern in (*POINTWISE, "view") or made.op in MOVED:
+            above[made.name] = made
             todo += made.inputs
+    found: list[Operator] = []
+    inside = {reader.name}
+    for name in reversed(graph.sort(above)):
+        (result,) = above[name].outputs
+        readers = {o.name for o in graph.consumers[result]}
+        if readers <= inside and result not in graph.outputs:
+            inside.add(name)
+            found.append(above[name])
     # Views alone save nothing: what they are of is read as it is.
     return found if any(o.does_work for o in found) else []
 

@@ -128,6 +128,14 @@ def sunk(
     return emit(op.matmul(emit(builder.call_te(weights, scores, *held)), v))
 
 
+def gated(
+    builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, gate: relax.Expr
+) -> relax.Expr:
+    """The result times a gate."""
+    emit = builder.emit
+    return emit(op.multiply(plain(builder, q, k, v), emit(op.sigmoid(gate))))
+
+
 def zeroed(
     builder: BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr, mask: relax.Expr
 ) -> relax.Expr:

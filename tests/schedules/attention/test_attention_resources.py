@@ -23,6 +23,7 @@ from tvm_fusion.testing.attention import (
     attention_function,
     causal,
     chosen_rows,
+    gated,
     masked_rows,
     plain,
     scaled,
@@ -121,6 +122,8 @@ def test_not_before_sm_80_nor_in_float32() -> None:
         pytest.param(added, [*[(4, 32, 500, 128)] * 3, (4, 1, 500, 500)], id="long mask"),
         pytest.param(masked_rows, [*[(8, 12, 512, 64)] * 3, (512, 512)], id="zeros by mask"),
         pytest.param(sunk, [*[(4, 32, 500, 128)] * 3, (1, 32, 1, 1)], id="sink"),
+        pytest.param(gated, [(4, 32, 500, 128)] * 4, id="gate"),
+        pytest.param(gated, [(1, 12, 128, 64)] * 4, id="short, gate"),
         pytest.param(sunk, [*[(1, 12, 128, 64)] * 3, (1, 12, 1, 1)], id="short, sink"),
     ],
 )
@@ -160,6 +163,8 @@ FORMS = {
     "chosen rows": (chosen_rows, lambda width: [*of(512, width), (4, 1, 512, 1)]),
     "sink": (sunk, lambda width: [*of(512, width), (1, 32, 1, 1)]),
     "sink, tails": (sunk, lambda width: [*of(501, width), (4, 1, 501, 1)]),
+    "gate": (gated, lambda width: [*of(512, width), (4, 32, 512, width)]),
+    "gate, tails": (gated, lambda width: [*of(501, width), (4, 32, 501, width)]),
     "sink of a number": (sunk, lambda width: of(501, width)),
     "negative": (negative, lambda width: of(501, width)),
 }
