@@ -16,6 +16,7 @@ from tvm_fusion.testing.attention import (
     error_of,
     expected,
     flattened,
+    gated,
     grouped,
     heads,
     masked_rows,
@@ -234,6 +235,17 @@ def test_factors(factors) -> None:
     shapes = of(33, 70, 32)
     check(scaled, shapes, (32, 1, 2, 1, 2), want, **factors)
     check(scaled, shapes, (64, 1, 1, 2, 2), want, **factors)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tile", [(32, 1, 2, 1, 2), (64, 1, 1, 2, 2), (32, 2, 2, 1, 2)])
+def test_gates(tile, dtype: str) -> None:
+    """Also of rows behind the last whole fragment."""
+
+    def want(q, k, v, gate):
+        return expected(q, k, v) / (1 + np.exp(-gate.astype("float64")))
+
+    check(gated, [*of(33, 70, 32), (1, 2, 33, 32)], tile, want, dtype=dtype)
 
 
 def test_large_scores_do_not_overflow() -> None:
