@@ -134,3 +134,20 @@ def test_other_forms_are_named(form: str, op: str, export: str, tmp_path) -> Non
     assert "attention" not in [group.options.get("form") for group in plan.groups]
     details = {(r.detail, r.numbers["op"]) for r in plan.rejected if "stops attention" in r.detail}
     assert [kind for _, kind in details] == [op]
+
+
+@pytest.mark.parametrize("form", ["gpt_oss", "written_out", "softmax_one"])
+def test_strict_groups_round_what_each_operator_gives(form: str, tmp_path) -> None:
+    """On CPUs; a GPU's kernel keeps scores and weights, and is refused."""
+    _, inputs, module = load(form, "torch", None)
+    strict = tf.FusionConfig(numerics="strict")
+    assert [g.options.get("form") for g in tf.plan(module, "llvm", strict).groups] == ["attention"]
+    apart = tf.FusionConfig(numerics="strict", max_operators=1)
+    arrays = [x.half().numpy() for x in inputs]
+    one, other = (
+        np.asarray(tf.compile(module, "llvm", config=config)(*arrays)) for config in (strict, apart)
+    )
+    assert one.any()
+    np.testing.assert_array_equal(one, other)
+    refused = [r for r in tf.plan(module, "cuda:sm_90", strict).rejected if r.reason == "numerics"]
+    assert refused

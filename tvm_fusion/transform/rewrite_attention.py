@@ -46,7 +46,9 @@ def emit_attention(group: GroupBody) -> None:
 
 
 def _written(group: GroupBody) -> SoftmaxForm | None:
-    """The softmax of a group that is more than one operator."""
+    """The softmax of a group that is more than one operator, unless the result of each of them is to be rounded."""
+    if group.is_strict:
+        return None
     found = (read_softmax(group.graph, operator) for operator in group.graph.operators)
     return next((form for form in found if form is not None and not form.is_operator), None)
 
