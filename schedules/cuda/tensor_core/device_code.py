@@ -40,6 +40,19 @@ def _sources() -> dict[str, str]:
             "  unsigned short value = ((const unsigned short*)global)[valid ? index : 0];\n"
             "  return valid ? value : (unsigned short)0;\n}"
         ),
+        "tvmf_store_shared_2": (
+            "void tvmf_store_shared_2(void* shared, int offset, unsigned short value) {\n"
+            "  *(unsigned short*)((char*)shared + offset) = value;\n}"
+        ),
+        "tvmf_load_shared_word": (
+            "unsigned tvmf_load_shared_word(const void* shared, int offset) {\n"
+            "  return *(const unsigned*)((const char*)shared + offset);\n}"
+        ),
+        # What is computed from it is computed anew, not kept in registers, and not before what stands in front.
+        "tvmf_again": (
+            "int tvmf_again(int value) {\n"
+            '  asm volatile("" : "+r"(value) :: "memory");\n  return value;\n}'
+        ),
         "tvmf_store_shared_8": (
             "void tvmf_store_shared_8(void* shared, int offset, const float* values, int index) {\n"
             f"  unsigned address = {_SHARED};\n"

@@ -160,17 +160,13 @@ class Epilogue:
 
     def _unit(self, line, group, stores: list[Store], conditions: tuple, known) -> None:
         form, tile, place = self.form, self.tile, self.place
-        row_number = keep(place.first_row + line, "row")
+        names, needed = self._row(line)
         wide = group * (COLUMNS * self.group)
         column = self._warp_column() + wide + place.lane % integer(4) * integer(self.width)
         # Kept as a multiple of the width: TVM loads a vector at once where it sees that it is aligned.
         column = keep(column // integer(self.width), "column") * integer(self.width)
-        needed = []
-        if form.row_count % tile.rows:
-            needed.append(row_number < integer(form.row_count))
         if form.column_count % tile.columns:
             needed.append(column < integer(form.column_count))
-        names = {**place.batch, **decode(row_number, form.rows)}
 
         def body() -> None:
             for store in stores:
@@ -181,6 +177,15 @@ class Epilogue:
                 body()
         else:
             body()
+
+    def _row(self, line) -> tuple[dict, list]:
+        """Values of the iterators at a row of the block, and what must hold for it to be stored."""
+        form = self.form
+        number = keep(self.place.first_row + line, "row")
+        needed = []
+        if form.row_count % self.tile.rows:
+            needed.append(number < integer(form.row_count))
+        return {**self.place.batch, **decode(number, form.rows)}, needed
 
     def _registers(self, where):
         """Sums of a unit in registers."""

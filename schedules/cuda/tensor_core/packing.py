@@ -11,8 +11,9 @@ import dataclasses
 import tvm_ffi
 
 from ....compat import ir, tirx
-from ....guards.tensor_tiles import WORD_BYTES
+from ....guards.tensor_tiles import PIECE_BYTES, WORD_BYTES
 from ...analysis import dtype_bytes, nodes_of
+from .access import access_of
 from .affine import as_copy
 from .form import Anchor, InnerSum, Iterator, Operand, Products
 
@@ -38,7 +39,8 @@ def pack(
     whole_words : bool
         Whether column operands have the reduction outermost where, with it innermost, not every line would begin at a
         word of four bytes, of which asynchronous copies are made: an image's 3 channels times 3x3 places are 27
-        elements of two bytes.
+        elements of two bytes; and where rows are read element by element, whose reduction is filled to pairs
+        (`patch_form`).
 
     Returns
     -------
@@ -54,7 +56,7 @@ def pack(
                 if as_copy(operand.value, form.inner) is not None:
                     _want(form, constants, operand.value, anchor.reduced, True, wanted)
         else:
-            outermost = whole_words and not _begins_at_words(anchor)
+            outermost = whole_words and (not _begins_at_words(anchor) or _fills_pairs(form, anchor))
             _want(form, constants, anchor.columns.value, anchor.reduced, outermost, wanted)
     for inner in () if reduction_first else form.inner:
         _want(form, constants, inner.value, inner.reduced, True, wanted)
@@ -66,6 +68,15 @@ def pack(
 def _begins_at_words(anchor: Anchor) -> bool:
     """Whether lines of the whole reduction have a multiple of a word's bytes."""
     return anchor.depth * dtype_bytes(anchor.columns.dtype) % WORD_BYTES == 0
+
+
+def _fills_pairs(form: Products, anchor: Anchor) -> bool:
+    """Whether rows are read element by element, and columns with the reduction outermost are copied in whole pieces."""
+    size = dtype_bytes(anchor.columns.dtype)
+    if not form.columns or form.columns[-1].extent * size % PIECE_BYTES:
+        return False
+    across = (*form.batch, *form.rows)
+    return access_of(anchor.rows, across, anchor.reduced, form.inner).elements is not None
 
 
 def _want(

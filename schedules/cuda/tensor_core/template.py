@@ -11,6 +11,7 @@ from ....compat import Target, tirx
 from ....devices import DeviceSpec, device_for
 from ....guards.bulk_tiles import BulkTile, bulk_choices
 from ....guards.grouped_products import joinable
+from ....guards.patch_tiles import PatchTile, patch_choices
 from ....guards.split_tiles import best_choices
 from ....guards.tensor_tiles import Choice, Tile
 from ...base import CONSTANTS, MEMBER, PACKED, ScheduleTemplate, arch_number, limits
@@ -22,6 +23,8 @@ from .form import Anchor, Products
 from .groups import group_of, join_groups
 from .kernel import kernel
 from .packing import pack
+from .patch import patch_kernel
+from .patch_form import patch_problem
 from .recognition import products
 from .split import split_kernel
 from .tile import problem_of
@@ -61,10 +64,14 @@ class TensorCore(ScheduleTemplate):
             problem = problem_of(chosen.form)
             tiles = functools.partial(best, problem, device)
             if not _is_for_any_chip(func, target):
-                tiles = functools.partial(_with_bulk, tiles, _bulk(chosen.form, device))
+                tiles = functools.partial(_with_others, tiles, _bulk(chosen.form, device))
+            if not member:
+                tiles = functools.partial(_with_others, tiles, _patches(chosen.form, device))
             for choice in alternatives("tile", tiles, **OF_CHOICE):
                 if isinstance(choice.tile, BulkTile):
                     made = bulk_kernel(chosen.form, choice.tile, device)
+                elif isinstance(choice.tile, PatchTile):
+                    made = patch_kernel(chosen.form, choice.tile, device)
                 else:
                     requested = 0 if member else choice.tile.requested_bytes(problem, device)
                     made = kernel_of(chosen.form, choice.tile, requested)
@@ -81,12 +88,18 @@ def _bulk(form: Products, device: DeviceSpec) -> tuple[Choice, ...]:
     return tuple(choice for choice in found if takes(operands, choice.tile))
 
 
-def _with_bulk(
-    tiles: Callable[[int], tuple[Choice, ...]], bulk: tuple[Choice, ...], count: int
+def _patches(form: Products, device: DeviceSpec) -> tuple[Choice, ...]:
+    """Tiles whose windows are read from a patch of an image of few channels; none of other functions."""
+    problem = patch_problem(form)
+    return patch_choices(problem, device, _ALL) if problem is not None else ()
+
+
+def _with_others(
+    tiles: Callable[[int], tuple[Choice, ...]], others: tuple[Choice, ...], count: int
 ) -> tuple[Choice, ...]:
-    """Tiles with those of the copy engine among them, by predicted time."""
-    # All of the copy engine's where there is room: the last of the others are more than anybody looks at.
-    found = [*bulk[:count], *tiles(max(1, count - len(bulk)))]
+    """Tiles with those of another kind among them, by predicted time."""
+    # All of the other kind where there is room: the last of the first are more than anybody looks at.
+    found = [*others[:count], *tiles(max(1, count - len(others)))]
     return tuple(sorted(found, key=operator.attrgetter("microseconds"))[:count])
 
 
