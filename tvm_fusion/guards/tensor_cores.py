@@ -11,6 +11,14 @@ from ..graph.dataflow import DTYPE_BYTES, DataflowGraph, Operator
 from ..strategies.base import Proposal
 from .bulk_tiles import BulkTile, bulk_choices
 from .needs import Footprint
+from .patch_tiles import (
+    PatchProblem,
+    PatchTile,
+    padded_depth,
+    patch_choices,
+    registers,
+    shared_bytes,
+)
 from .split_tiles import best_choices
 from .tensor_rows import RowProblem, best_row_tiles, row_blocks, row_tile_bytes
 from .tensor_tiles import PIECE_BYTES, WORD_BYTES, Choice, Problem
@@ -89,7 +97,53 @@ def tensor_footprint(
         chosen += bulk_choices(problem, device)
     if not chosen:
         return None
-    return _footprint(problem, min(chosen, key=operator.attrgetter("microseconds")), flops)
+    best = min(chosen, key=operator.attrgetter("microseconds"))
+    patch = None if member else patch_of(graph, dense)
+    if patch is not None:
+        # The copies of 16 bytes that all others were counted with cannot be.
+        found = patch_choices(patch, device)
+        return (
+            _patch_footprint(patch, found[0], flops) if found else _footprint(problem, best, flops)
+        )
+    return _footprint(problem, best, flops)
+
+
+def patch_of(graph: DataflowGraph, dense: list[Operator]) -> PatchProblem | None:
+    """Describe a convolution of an image with an odd number of channels, last; None of anything else.
+
+    Kernels read windows of such an image from a patch in shared memory (schedules/cuda/tensor_core/patch.py).
+    """
+    if len(dense) != 1 or dense[0].op == "matmul" or len(dense[0].inputs) < 2:
+        return None
+    (anchor,) = dense
+    data, weight, out = (graph.tensors[name] for name in (*anchor.inputs[:2], anchor.outputs[0]))
+    layout, kernel_layout = (str(anchor.attrs.get(k)) for k in ("data_layout", "kernel_layout"))
+    channels = data.shape[-1] or 1
+    sizes = dict(zip(kernel_layout, weight.shape, strict=False))
+    what = contraction_of(graph, anchor)
+    if (
+        (layout, len(kernel_layout)) != ("NHWC", 4)
+        or channels % 2 == 0
+        or DTYPE_BYTES[data.dtype] != 2
+        or not weight.is_constant
+        or what.columns * 2 % PIECE_BYTES
+        or None in out.shape
+    ):
+        return None
+    down, across = (int(n) for n in anchor.attrs.get("strides") or (1, 1))
+    dilation = [int(n) for n in anchor.attrs.get("dilation") or (1, 1)]
+    height, width = sizes.get("H") or 1, sizes.get("W") or 1
+    rows, line = 1 + (height - 1) * dilation[0], width * channels
+    if dilation[1] > 1:  # each place is a line of its own channels
+        spans = (1, rows, 1 + (width - 1) * dilation[1], channels)
+        steps = ((1, 0, 0), (0, down, 0), (0, 0, across), (0, 0, 0))
+        return PatchProblem(
+            out.shape[:3], steps, spans, what.columns,
+            padded_depth(height * width * (channels + 1)),
+        )  # fmt: skip
+    steps = ((1, 0, 0), (0, down, 0), (0, 0, across * channels))
+    depth = padded_depth(height * (line + line % 2))
+    return PatchProblem(out.shape[:3], steps, (1, rows, line), what.columns, depth)
 
 
 def _is_plain(graph: DataflowGraph, anchor: Operator) -> bool:
@@ -166,6 +220,23 @@ def rows_footprint(
         found,
         blocks=row_blocks(problem, chosen[0].tile),
         shared_bytes=row_tile_bytes(problem, chosen[0].tile),
+    )
+
+
+def _patch_footprint(problem: PatchProblem, chosen: Choice, flops: int) -> Footprint:
+    tile = chosen.tile
+    assert isinstance(tile, PatchTile)
+    across = -(-problem.columns // tile.columns)
+    return Footprint(
+        tile.threads,
+        problem.blocks(tile.height, tile.width) * across,
+        registers(tile.row_fragments, tile.column_fragments),
+        shared_bytes(problem, tile),
+        flops,
+        outputs=math.prod(problem.extents) * problem.columns,
+        depth=problem.depth,
+        microseconds=chosen.microseconds,
+        dynamic_shared=True,
     )
 
 

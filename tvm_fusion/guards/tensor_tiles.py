@@ -27,11 +27,9 @@ PIECE_BYTES, WORD_BYTES = 16, 4
 #: set of fragments.
 SUMS, FRAGMENTS = 128, 48
 
-#: Blocks of a multiprocessor's share up to which their number is kept even.
-FEW_BLOCKS = 3
-
-#: Bytes of shared memory that the driver keeps for itself in each block.
-_RESERVED = 1024
+#: Blocks of a multiprocessor's share up to which their number is kept even, and bytes of shared memory that the driver
+#: keeps for itself in each block.
+FEW_BLOCKS, _RESERVED = 3, 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Problem:
     element_bytes : int
         Size of the operands' elements: 2, or 4 for float32 that is multiplied in TF32.
     gathered : bool
-        Whether the row operand is read element by element, as images of three channels are: its addresses take
-        registers, and its loads are taken to cost as much as a window position, which is not fitted.
+        Whether the row operand is read element by element, as images of three channels may be.
     """
 
     rows: int
@@ -171,11 +168,12 @@ class Tile:
         """Estimated registers of a thread: sums, two sets of fragments, addresses."""
         sums = 4 * self.row_fragments * self.column_fragments * sum(problem.copies)
         fragments = 4 * self.row_fragments + 2 * self.column_fragments * max(problem.copies)
-        return min(255, sums + 2 * fragments + _ADDRESSES)
+        return min(255, sums + 2 * fragments + _addresses(problem))
 
 
-#: Registers for addresses and the epilogue.
-_ADDRESSES = 48
+def _addresses(problem: Problem) -> int:
+    """Registers for addresses and the epilogue; many more where elements are read one by one (198 of a 7x7 window)."""
+    return 134 if problem.gathered else 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +202,9 @@ class Rates:
         Per accumulator of a thread, to store it and to add it up across warps.
     clock : float
         Cycles in a microsecond.
+    gathered, element : float
+        Of one chain, per eight elements that are read one by one; instructions for such an element, of a 7x7 window's
+        code. Its measured 185 us come out as 165, 8.1 of one image as 8.0, 23 of a 3x3 window as 30.
     rounding : float
         Of a scheduler, per register of a fragment that a warp rounds to TF32: two instructions before sm_90, from
         there one that is issued every other cycle. Estimated, not fitted.
@@ -224,6 +225,8 @@ class Rates:
     store: float = 17.8
     exchange: float = 4.9
     clock: float = 1750.0
+    gathered: float = 1000.0
+    element: float = 30.0
     rounding: float = 2.0
 
 
@@ -342,8 +345,10 @@ def microseconds_of(
     share = -(-blocks // available)
     waves = -(-share // np.minimum(share, resident_blocks(problem, device, tiles)))
     p = rates.overlap
+    read = share * steps * rows * depth / 32 * rates.element if problem.gathered else 0.0
     busy = (
         (share * work / products) ** p
+        + (read / _SCHEDULERS) ** p
         + (share * (shared + copied) / rates.shared) ** p
         + (share * copied / rates.cache) ** p
         + (share * shared / _WARP_BYTES * rounding / _SCHEDULERS) ** p
@@ -355,8 +360,8 @@ def microseconds_of(
     chain = chain + steps * (depth // each_depth) / warp_depth * each
     chain = np.maximum(chain, steps * rates.latency / (stages - 1))
     if problem.window or problem.gathered:
-        pieces = -(-rows * depth // 8 // threads) * steps
-        chain = chain + pieces * max(problem.window, 1) * rates.tap
+        each_piece = rates.gathered if problem.gathered else problem.window * rates.tap
+        chain = chain + -(-rows * depth // 8 // threads) * steps * each_piece
     drain = rates.drain * rows * columns * most * depth / products
     end = sums * (rates.store + np.where(warp_depth > 1, warp_depth * rates.exchange, 0.0))
     cycles = (busy**p + (waves * chain) ** p) ** (1 / p) + waves * end
@@ -378,7 +383,7 @@ def resident_blocks(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> 
     column_fragments = columns // warp_columns // COLUMNS
     sums = 4 * row_fragments * column_fragments * sum(problem.copies)
     fragments = 4 * row_fragments + 2 * column_fragments * max(problem.copies)
-    registers = np.minimum(255, sums + 2 * fragments + _ADDRESSES)
+    registers = np.minimum(255, sums + 2 * fragments + _addresses(problem))
     shared = np.maximum(
         stages * problem.element_bytes * depth * (rows + max(problem.copies) * columns),
         np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0),
