@@ -55,7 +55,7 @@ class Problem:
     element_bytes : int
         Size of the operands' elements: 2, or 4 for float32 that is multiplied in TF32.
     gathered : bool
-        Whether the row operand is read element by element, as images of three channels may be.
+        Whether the row operand is read element by element.
     """
 
     rows: int
@@ -172,7 +172,7 @@ class Tile:
 
 
 def _addresses(problem: Problem) -> int:
-    """Registers for addresses and the epilogue; many more where elements are read one by one (198 of a 7x7 window)."""
+    """Registers for addresses and the epilogue; more where elements are read one by one (7x7: 198 in all)."""
     return 134 if problem.gathered else 48
 
 
@@ -203,8 +203,7 @@ class Rates:
     clock : float
         Cycles in a microsecond.
     gathered, element : float
-        Of one chain, per eight elements that are read one by one; instructions for such an element, of a 7x7 window's
-        code. Its measured 185 us come out as 165, 8.1 of one image as 8.0, 23 of a 3x3 window as 30.
+        Of one chain, per eight elements read one by one; instructions for each. Measured: 185 us (the model: 165).
     rounding : float
         Of a scheduler, per register of a fragment that a warp rounds to TF32: two instructions before sm_90, from
         there one that is issued every other cycle. Estimated, not fitted.
@@ -381,9 +380,9 @@ def resident_blocks(problem: Problem, device: DeviceSpec, tiles: np.ndarray) -> 
     threads = 32 * warp_rows * warp_columns * warp_depth
     row_fragments = rows // warp_rows // ROWS
     column_fragments = columns // warp_columns // COLUMNS
-    sums = 4 * row_fragments * column_fragments * sum(problem.copies)
+    sums = 4 * row_fragments * column_fragments * sum(problem.copies) + _addresses(problem)
     fragments = 4 * row_fragments + 2 * column_fragments * max(problem.copies)
-    registers = np.minimum(255, sums + 2 * fragments + _addresses(problem))
+    registers = np.minimum(255, sums + 2 * fragments)
     shared = np.maximum(
         stages * problem.element_bytes * depth * (rows + max(problem.copies) * columns),
         np.where(warp_depth > 1, 4 * warp_depth * rows * columns * sum(problem.copies), 0),

@@ -10,10 +10,12 @@ from tvm import relax
 from tvm_fusion.schedules.base import PACKED
 from tvm_fusion.schedules.cuda.tensor_core.patch import patch_kernel
 from tvm_fusion.schedules.cuda.tensor_core.patch_form import patch_form, patch_problem
-from tvm_fusion.schedules.cuda.tensor_core.template import products_of
+from tvm_fusion.schedules.cuda.tensor_core.template import kernel_of, products_of
+from tvm_fusion.schedules.cuda.tensor_core.tile import problem_of
 
 from tvm_fusion.devices import DEVICES
 from tvm_fusion.guards.patch_tiles import PatchTile, patch_choices, predict, shared_bytes
+from tvm_fusion.guards.tensor_tiles import best_tiles
 
 op = relax.op
 DEVICE = DEVICES["sm_90"]
@@ -100,6 +102,18 @@ def test_planes_and_what_the_search_finds_first(tensor, arch):
     assert (problem.spans, problem.depth) == ((1, 3, 3, 3), 48)
     found = patch_choices(problem, DEVICES[arch.removesuffix("a")])[0].tile
     tensor.check(function, tiled(tensor, function, found, arch), arch=arch)
+
+
+def test_elements_of_windows_one_by_one(tensor):
+    """The way of images whose patch no tile has room for, and of kernels that are merged."""
+    build = lambda emit, *inputs: conv(emit, *inputs, padding=1, strides=2)  # noqa: E731
+    function = tensor.function(build, (2, 9, 11, 3), (16, 3, 3, 3), (16,), constants=(1, 2))
+    form, packed = form_of(tensor, function)
+    tile = best_tiles(problem_of(form), DEVICE)[0].tile
+    made = kernel_of(form, tile).without_attr("global_symbol").with_attr(PACKED, packed)
+    source = tensor.check(function, made)
+    assert "tvmf_read_or_zero_2" in source
+    assert "tvmf_load_shared_word" not in source
 
 
 def test_what_fills_pairs_does_not_reach_the_result(tensor):
