@@ -28,8 +28,8 @@ _HEIGHTS, _WIDTHS = (1, 2, 4, 8, 16), (8, 16, 32, 64, 128)
 #: Bytes of shared memory that the driver keeps for itself in each block, and registers of addresses.
 _RESERVED, _ADDRESSES = 1024, 28
 
-#: Instructions of a thread by what they are for, counted in the machine code of a 7x7 window (sm_90a): an element of
-#: the patch, a copy of 16 bytes of weights, two neighbouring outputs with bias and ReLU, and what every block pays.
+#: Instructions of a thread by what they are for, estimated from the machine code of a 7x7 window (sm_90a): an element
+#: of the patch, a copy of 16 bytes of weights, two neighbouring outputs with bias and ReLU, and what every block pays.
 _ELEMENT, _COPY, _OUTPUTS, _BLOCK = 12.0, 4.0, 12.0, 250.0
 
 
@@ -199,7 +199,7 @@ def shared_bytes(problem: PatchProblem, tile: PatchTile) -> int:
 def predict(problem: PatchProblem, device: DeviceSpec, tile: PatchTile) -> float:
     """Predicted time of a tile in microseconds, launch included.
 
-    Instructions are counted (four of a multiprocessor start in a cycle, one of each scheduler), and so are the cycles
+    Instructions are added up (four of a multiprocessor start in a cycle, one of each scheduler), and so are the cycles
     of shared memory (128 bytes each); what a tile waits for, and how these times add up, are the constants of kernels
     with asynchronous copies (`tensor_tiles.RATES`). No kernel of this kind has been measured.
     """
