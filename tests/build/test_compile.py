@@ -13,7 +13,13 @@ import pytest
 
 import tvm_fusion as tf
 from tvm_fusion.build.executable import device_sources
-from tvm_fusion.build.model import drop_groups, failing_kernels, lower_plan, unfused_plan
+from tvm_fusion.build.model import (
+    drop_groups,
+    failing_kernels,
+    last_line,
+    lower_plan,
+    unfused_plan,
+)
 from tvm_fusion.compat import codegen, relax, tvm
 from tvm_fusion.errors import InvalidModelError, LoweringError, PlanError, TargetError
 from tvm_fusion.planner import Plan, Rejection
@@ -367,3 +373,19 @@ def test_a_kernel_that_fails_is_told_from_those_that_do_not(monkeypatch):
     failed = failing_kernels(lowered.mod, target)
     assert list(failed) == ["tir_sqrt"] and failed["tir_sqrt"].endswith("rejects it for sm_90")
     assert (True, "sm_90a") in compiled
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("Traceback\n  somewhere\nit does not fit\n"), "it does not fit"),
+        (KeyError(), "KeyError"),
+        (
+            RuntimeError("def main():\n  pass\n# Metadata omitted. Use show_meta=True"),
+            "RuntimeError",
+        ),
+    ],
+    ids=["a sentence", "nothing", "a script"],
+)
+def test_what_is_told_of_an_error(error, told):
+    assert last_line(error) == told
