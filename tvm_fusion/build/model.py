@@ -167,7 +167,7 @@ def failing_kernels(mod: tvm.IRModule, target: Target) -> dict[str, str]:
 
 
 def last_line(err: BaseException) -> str:
-    """The last line of a message: TVM puts its own stack trace before it; the error's type where that is a script's end."""
+    """The last line of a message (TVM puts its stack trace before it); the error's type where a script ends there."""
     last = (str(err).strip().splitlines() or [""])[-1]
     return type(err).__name__ if not last or last.startswith("#") else last
 
